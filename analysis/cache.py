@@ -1,4 +1,4 @@
-"""What takes long to find, kept in the user's cache folder under all that it depends on: counted layers, fits, Vega."""
+"""What takes long to find, kept in the user's cache folder under all that it depends on: counted layers and fits."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Finished runs in the formats of experiment trackers: folders of MLflow, Weights & Biases and TensorBoard.
+"""Finished runs in the formats of experiment trackers: folders of MLflow and of Weights & Biases.
 
 Reads what is stored; nothing of this runs beside a training, and nothing leaves the machine. MLflow has one experiment
-per sweep, Weights & Biases one project, in offline folders; TensorBoard a folder per run, below one per sweep.
+per sweep, Weights & Biases one project, in offline folders.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from analysis.comparison.configurations import facts
 from analysis.metrics.columns import facts_columns, tables_columns
 from analysis.metrics.epochs import per_epoch
 from parallelbench.config.build import completed
+from parallelbench.errors import ConfigError
 from parallelbench.redaction import redacted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from analysis.runs.reader import Runs
@@ -51,7 +52,7 @@ class ExportedRun:
 
     run_id: str
     sweep: str
-    """The name of its sweep; like `name` the name of a file: a result may come from anybody."""
+    """The name of its sweep."""
     name: str
     """The run's folder, and why it does not count, if it does not."""
     started_at: float
@@ -66,7 +67,10 @@ class ExportedRun:
 
 
 def exported_runs(runs: Runs) -> list[ExportedRun]:
-    """The runs that trained to their end, in the report's order; others have no final numbers."""
+    """The runs that trained to their end, in the report's order; others have no final numbers.
+
+    Raises `ConfigError` for a run whose names would lead out of the folder that trackers write to.
+    """
     epochs = {run_id: rows for (run_id,), rows in per_epoch(runs).sort("epoch").group_by("run_id", maintain_order=True)}
     finished = facts(runs).filter(pl.col("state") == "done")
     return [_exported(row, epochs.get(row["run_id"])) for row in finished.iter_rows(named=True)]
@@ -81,10 +85,12 @@ def _exported(row: Mapping[str, Any], rows: pl.DataFrame | None) -> ExportedRun:
     # A resumed run has epochs from before its last attempt was launched.
     known = [time for time in (row["launched_at"], epochs[0].finished_at if epochs else None) if time is not None]
     marked = f" ({row['exclusion']})" if row["exclusion"] else ""
+    for column in ("run_id", "sweep", "slug"):
+        _require_file_name(row, column)
     return ExportedRun(
         run_id=row["run_id"],
-        sweep=file_name(row["sweep"]),
-        name=file_name(f"{row['slug']}{marked}"),
+        sweep=row["sweep"],
+        name=f"{row['slug']}{marked}",
         started_at=min(known, default=0.0),
         parameters=dict(_flat(completed(json.loads(row["config_json"])))),
         tags=_tags(row),
@@ -93,9 +99,16 @@ def _exported(row: Mapping[str, Any], rows: pl.DataFrame | None) -> ExportedRun:
     )
 
 
-def file_name(given: str) -> str:
-    """The same name where it is one of a file; else without what would lead to another folder."""
-    return re.sub(r"^\.+|[/\\\x00-\x1f\x7f]", "_", given) or "_"
+_FILE_NAME = re.compile(r"[^./\\\x00-\x1f\x7f][^/\\\x00-\x1f\x7f]*")
+
+
+def _require_file_name(row: Mapping[str, Any], column: str) -> None:
+    """Raise `ConfigError` unless a column names a file: trackers name files by it, and a result may be anybody's."""
+    if not _FILE_NAME.fullmatch(row[column]):
+        raise ConfigError(
+            f"{row['folder']}: {column} {row[column]!r} is no file's name, and would lead out of the export's folder: "
+            "move this run out of the results, or export another folder"
+        )
 
 
 def _numbers(row: Mapping[str, Any], columns: Iterable[Column]) -> dict[str, float]:
@@ -191,7 +204,7 @@ def write_wandb(runs: Sequence[ExportedRun], folder: Path) -> None:
             dir=str(folder),
             project=run.sweep,
             name=run.name,
-            id=file_name(run.run_id[:32]),
+            id=run.run_id[:32],
             group=run.tags.get("configuration"),
             job_type=run.tags.get("strategy"),
             config={**run.parameters, "tags": dict(run.tags)},
@@ -200,39 +213,3 @@ def write_wandb(runs: Sequence[ExportedRun], folder: Path) -> None:
             for epoch in run.epochs:
                 written.log({f"epoch/{name}": value for name, value in epoch.numbers.items()}, step=epoch.epoch)
             written.summary.update({f"run/{name}": value for name, value in run.numbers.items()})
-
-
-def write_tensorboard(runs: Sequence[ExportedRun], folder: Path) -> None:
-    """Write scalars, parameters and tags. TensorBoard keeps scalars in fp32: about seven digits."""
-    from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.summary.writer.record_writer import RecordWriter
-
-    for run in runs:
-        own = folder / run.sweep / run.name
-        own.mkdir(parents=True)
-        # TensorBoard's own writer has a thread, which would keep a full disk to itself.
-        with (own / f"events.out.tfevents.{int(run.started_at)}.parallelbench").open("wb") as file:
-            records = RecordWriter(file)
-            records.write(Event(wall_time=run.started_at, file_version="brain.Event:2").SerializeToString())
-            for wall_time, step, summary in _summaries(run):
-                records.write(Event(wall_time=wall_time, step=step, summary=summary).SerializeToString())
-
-
-def _summaries(run: ExportedRun) -> Iterator[tuple[float, int, Any]]:
-    """Unix time, step, and what is written there. Numbers of the whole run stand at its last epoch."""
-    from tensorboard.plugins.hparams import summary_v2 as hparams
-
-    # Beside the parameters, so that runs can be filtered by them.
-    tags = {f"tags.{name}": word for name, word in run.tags.items()}
-    known = {key: value for key, value in run.parameters.items() if value is not None}
-    yield run.started_at, 0, hparams.hparams_pb(known | tags, trial_id=run.run_id, start_time_secs=run.started_at)
-    for epoch in run.epochs:
-        yield epoch.finished_at, epoch.epoch, _scalars("epoch", epoch.numbers)
-    at, step = (run.epochs[-1].finished_at, run.epochs[-1].epoch) if run.epochs else (run.started_at, 0)
-    yield at, step, _scalars("run", run.numbers)
-
-
-def _scalars(above: str, numbers: Mapping[str, float]) -> Any:
-    from tensorboard.compat.proto.summary_pb2 import Summary
-
-    return Summary(value=[Summary.Value(tag=f"{above}/{name}", simple_value=value) for name, value in numbers.items()])

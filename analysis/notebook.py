@@ -1,4 +1,6 @@
-"""What the notebooks in `analysis/notebooks/` need: the latest results, figures with their findings, claims."""
+"""What the notebooks in `analysis/notebooks/` need: the latest results, frames that name strategy and devices, figures
+with their findings, claims.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +8,15 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from analysis.comparison.configurations import facts, summary
 from analysis.figures import draw, specification, svg
+from analysis.metrics.columns import brief_columns
 from parallelbench.errors import ConfigError
 from parallelbench.results.folder import find_runs
 
 if TYPE_CHECKING:
+    import polars as pl
+
     from analysis.runs.reader import Runs
 
 RESULTS = "PARALLELBENCH_RESULTS"
@@ -43,6 +49,24 @@ def _results() -> Path:
         return Path(named).absolute()
     here = Path.cwd()
     return next((found for place in (here, *here.parents) if (found := place / "results").is_dir()), here / "results")
+
+
+WHICH = ("strategy", "devices", "configuration")
+"""Columns that say what a row of a frame is of."""
+
+
+def overview(runs: Runs) -> pl.DataFrame:
+    """The rows of `summary`, with strategy and devices first, then the speed-up with its interval and the verdict."""
+    first = (*WHICH, "speed_up", "speed_up_low", "speed_up_high", "speed_up_pairs", "verdict", "steady_epoch_time_s")
+    brief = [column.name for column in brief_columns() if column.name not in first]
+    return summary(runs).select(*first, *brief, "group")
+
+
+def named(runs: Runs, rows: pl.DataFrame) -> pl.DataFrame:
+    """A frame with `run_id`, and before its own columns strategy, devices, configuration and repeat of each run."""
+    which = facts(runs).select("run_id", *WHICH, "repeat")
+    own = [name for name in rows.columns if name not in which.columns]
+    return rows.join(which, on="run_id", how="left", maintain_order="left").select(*WHICH, "repeat", *own, "run_id")
 
 
 def show(runs: Runs, *names: str) -> None:

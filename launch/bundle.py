@@ -167,7 +167,7 @@ def _readme(name: str, title: str, runs: int) -> str:
 | file | what it is |
 |---|---|
 | `report/index.html` | figures, tables and claims on one page; opens offline |
-| `report/tables/` | the tables as CSV and LaTeX, `hyperparameters.csv` among them |
+| `report/tables/` | the tables as CSV, those of configurations and claims as LaTeX, too |
 | `results/` | of each run its overrides and configuration, its attempts, and what it measured, as Parquet |
 | `environment.json` | machine, versions and variables of the runs |
 | `CITATION.cff` | how to cite these results |

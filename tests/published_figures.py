@@ -48,15 +48,15 @@ class Tabled:
 
     sweep: str
     table: str
-    """Its file's name, as CSV and as LaTeX."""
+    """Its file's name, as CSV."""
     repeats: int
     """Of the made-up runs that the page's table is made from."""
 
     @property
     def lead(self) -> str:
         """What stands above it."""
-        files = f"`tables/{self.table}.csv` and `.tex`"
-        return f"Made-up numbers. From real runs: `parallelbench report results/{self.sweep}`, on the page, {files}."
+        file = f"`tables/{self.table}.csv`"
+        return f"Made-up numbers. From real runs: `parallelbench report results/{self.sweep}`, on the page, {file}."
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ PUBLICATIONS: dict[str, tuple[Published, ...]] = {
         Published(
             "Table 1",
             "hardware, framework, models, epochs, GPUs, data sets",
-            "Every setting that trains: `tables/hyperparameters.tex`.",
+            "Every setting that trains: `tables/hyperparameters.csv`.",
             tables=(Tabled(_DATA, "experiment", 1),),
         ),
         Published(

@@ -70,14 +70,14 @@ def drawn(picture: Picture, results: Path) -> bytes:
     import vl_convert
     from PIL import Image
 
-    from analysis.figures import draw, specification
+    from analysis.figures import draw
     from analysis.figures.chart import only
-    from analysis.report.figure import fitted
+    from analysis.report.figure import captioned, fitted
 
     with only(picture.panel or None):
         (figure,) = draw(_runs(picture.sweep, picture.repeats, results), [picture.figure])
     assert figure.chart is not None, figure.finding
-    image = fitted(specification(figure.chart), width_mm=picture.width_mm)
+    image = fitted(captioned(figure.chart), width_mm=picture.width_mm)
     large = Image.open(io.BytesIO(vl_convert.svg_to_png(image, ppi=PIXELS_PER_INCH)))
     small = io.BytesIO()
     large.convert("RGB").quantize(_COLOURS).save(small, "PNG", optimize=True)

@@ -79,6 +79,7 @@ class Held:
 
     allocated_bytes: int = 0
     peak_bytes: int = 0
+    retries: int = 0
 
 
 @dataclass
@@ -170,10 +171,16 @@ class ScriptedCuda:
         self.calls.append("waits: allowed")
 
     def get_device_properties(self, device: torch.device) -> SimpleNamespace:
-        return SimpleNamespace(name="Scripted GPU", uuid="scripted")
+        return SimpleNamespace(name="Scripted GPU", uuid="scripted", total_memory=1_000_000)
 
     def reset_peak_memory_stats(self, device: torch.device) -> None:
         self.held[device].peak_bytes = self.held[device].allocated_bytes
+
+    def reset_accumulated_memory_stats(self, device: torch.device) -> None:
+        self.held[device].retries = 0
+
+    def memory_stats(self, device: torch.device) -> dict[str, int]:
+        return {"num_alloc_retries": self.held[device].retries}
 
     def max_memory_allocated(self, device: torch.device) -> int:
         return self.held[device].peak_bytes
@@ -227,6 +234,7 @@ def functions() -> list[str]:
 OF_TORCH = (
     *("set_device", "synchronize", "current_stream", "stream", "get_device_properties"),
     *("reset_peak_memory_stats", "max_memory_allocated", "max_memory_reserved", "mem_get_info"),
+    *("reset_accumulated_memory_stats", "memory_stats"),
     *("get_rng_state", "set_rng_state"),
 )
 """Functions of `torch.cuda` that the suite calls."""

@@ -93,6 +93,14 @@ def test_each_gpu_of_a_process_has_a_peak_of_its_own(device: ScriptedCuda) -> No
     assert (found["peak_allocated_bytes"], found["peak_allocated_bytes_by_device"]) == (3200, "200,3000")
 
 
+def test_retries_are_those_of_the_window(device: ScriptedCuda) -> None:
+    probe = MemoryProbe(WORLD)
+    device.held[CPU].retries = 7
+    probe.start()
+    device.held[CPU].retries += 2
+    assert probe.stop()["alloc_retries"] == 2
+
+
 def test_steps_on_a_gpu_that_give_no_events_are_not_timed(device: ScriptedCuda) -> None:
     """The host's clock would tell how long they take to launch."""
     times = StepTimes(WORLD, configured(*TINY, "strategy=tf_single"))

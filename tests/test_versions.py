@@ -54,7 +54,7 @@ def test_another_meaning_of_configurations_is_another_run(monkeypatch: pytest.Mo
     "storage and input",
     "Results of another version of the tables",
     injection="the tables of the program that reads and plans have the next version",
-    outcome="nothing runs again; the result is read, and told of which version it is",
+    outcome="nothing runs again; the report names the result, its version and the remedy",
 )
 def test_a_new_version_of_the_tables_reruns_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = factory.config(tmp_path)
@@ -68,5 +68,7 @@ def test_a_new_version_of_the_tables_reruns_nothing(tmp_path: Path, monkeypatch:
     metadata = pq.read_schema(after.result / "run.parquet").metadata
     assert metadata[b"schema_version"] == str(version + 1).encode()
     runs = load(tmp_path)
-    assert runs.run["state"].to_list() == ["done", "done"]
-    assert runs.notes == (f"1 run of tables version {version} (this program: {version + 1}): the same columns",)
+    assert runs.run["folder"].to_list() == [str(after.path)]
+    (skipped,) = runs.skipped
+    assert skipped.path == before.path
+    assert f"of version {version} of the tables, and this program reads version {version + 1}" in skipped.reason

@@ -29,7 +29,7 @@ from analysis.claims.claim import (
 from analysis.comparison.baseline import baseline_of
 from analysis.comparison.configurations import attempted, counted, facts, learned, prepared
 from analysis.comparison.work import definitions, is_below, varying_keys, work_label
-from analysis.metrics.disturbed_times import disturbed_to_accuracy, resting_on_disturbed, undisturbed_epochs
+from analysis.metrics.disturbance import is_disturbed, undisturbed_epochs
 from analysis.metrics.epochs import AS_TEXT, gathered, numbered
 from analysis.metrics.runs import (
     computation_per_communication,
@@ -71,20 +71,18 @@ def unusable(runs: Runs, metric: str) -> tuple[int, list[str]]:
 @once
 def readings(runs: Runs, metric: str, target: float | None, epoch: int | str) -> pl.DataFrame:
     """`run_id`, the metric's `value`, and its bounds `least` and `most`. Runs without it are missing, and so are those
-    whose value rests on disturbed epochs.
+    whose value was measured in a disturbed window.
     """
+    quiet = ~pl.col("run_id").is_in(list(is_disturbed(runs, metric)))
     if target is not None:
-        read = _to_target(runs, metric, target)
-        disturbed = disturbed_to_accuracy(runs, target) if metric == "time_to_accuracy_s" else frozenset()
-        return read.filter(~pl.col("run_id").is_in(list(disturbed)))
+        return _to_target(runs, metric, target).filter(quiet)
     if metric in OF_PHASES:
         rows = phase_times(runs) if metric == "bubble_s" else computation_per_communication(runs)
     elif metric in EPOCH_COLUMNS:
         epochs = _epochs(runs, metric)
         rows = epochs.filter(pl.col("epoch") == (pl.col("last") if epoch == LAST else epoch)).with_columns(AS_TEXT)
     else:
-        disturbed = resting_on_disturbed(runs).get(metric, frozenset())
-        rows = facts(runs).select("run_id", metric).filter(~pl.col("run_id").is_in(list(disturbed)))
+        rows = facts(runs).select("run_id", metric).filter(quiet)
     value = pl.col(metric).cast(pl.Float64)
     return rows.select("run_id", value=value, least=value, most=value).drop_nulls()
 

@@ -17,7 +17,7 @@ from analysis.comparison.configurations import facts
 from analysis.comparison.issues import Blocker, Issue, warmed
 from analysis.comparison.pairing import Pairing, choice_of, pairing_of
 from analysis.comparison.ratio import ENOUGH_REPEATS, ERROR, Ends, Spread, error_of_each, ratio_median, repeats_to_add
-from analysis.metrics.disturbed_times import resting_on_disturbed
+from analysis.metrics.disturbance import is_disturbed
 from analysis.runs.reader import once
 from parallelbench.errors import count_of
 
@@ -472,9 +472,9 @@ def missing(runs: Runs, claim: Claim) -> str:
 
 
 def _disturbed(runs: Runs, claim: Claim) -> str:
-    resting = resting_on_disturbed(runs).get(claim.metric, frozenset())
-    count = len(resting & set(usable(runs, claim.metric)["run_id"].to_list())) if resting else 0
-    return f"; others disturbed what {claim.metric} rests on in {count_of(count, 'run')}" if count else ""
+    disturbed = is_disturbed(runs, claim.metric)
+    count = len(disturbed & set(usable(runs, claim.metric)["run_id"].to_list())) if disturbed else 0
+    return f"; others disturbed the epochs of {claim.metric} in {count_of(count, 'run')}" if count else ""
 
 
 def _sweeps(claim: Claim) -> str:

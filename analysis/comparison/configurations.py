@@ -13,7 +13,6 @@ from analysis.comparison.baseline import against_one_device, baseline_of, gain
 from analysis.comparison.exclusions import TIMING_ONLY, Exclusion, excluded
 from analysis.comparison.work import BASELINE, IS_BASELINE, is_baseline, labels, natural
 from analysis.metrics.columns import aggregate, repeated_columns, summary_columns
-from analysis.metrics.disturbed_times import disturbed_to_accuracy, resting_on_disturbed
 from analysis.metrics.epochs import AS_TEXT, numbered
 from analysis.metrics.runs import accuracy_target, energy_to_accuracy, per_run, time_to_accuracy
 from analysis.runs.published import TYPES
@@ -41,7 +40,7 @@ def facts(runs: Runs) -> pl.DataFrame:
         .with_columns(displayed=_is_displayed())
     )
     order = (natural("group"), ~IS_BASELINE, pl.col("devices"), pl.col("configuration"), pl.col("repeat"))
-    return _with_disturbed(runs, _with_targets(runs, joined)).sort(*order, maintain_order=True)
+    return _with_targets(runs, joined).sort(*order, maintain_order=True)
 
 
 def _is_displayed() -> pl.Expr:
@@ -73,26 +72,6 @@ def _with_targets(runs: Runs, rows: pl.DataFrame) -> pl.DataFrame:
         rows = rows.join(how_much, on="run_id", how="left", maintain_order="left")
         rows = rows.with_columns(pl.when(all_arrive).then(name))
     return rows
-
-
-TO_ACCURACY = ("time_to_accuracy_s", "energy_to_accuracy_j")
-
-
-def _with_disturbed(runs: Runs, rows: pl.DataFrame) -> pl.DataFrame:
-    """Add which of a run's values rest on disturbed epochs, though the run may count."""
-    slowed = disturbed_to_accuracy(runs, dict(rows.select("run_id", "accuracy_target").rows()))
-    resting = resting_on_disturbed(runs) | dict.fromkeys(TO_ACCURACY, slowed)
-    names = [
-        pl.when(pl.col("run_id").is_in(list(of_metric)), pl.col(metric).is_not_null()).then(pl.lit(metric))
-        for metric, of_metric in resting.items()
-    ]
-    words = pl.concat_str(names, separator=" ", ignore_nulls=True)
-    return rows.with_columns(disturbed_columns=pl.when(words != "").then(words))
-
-
-def has_disturbed(column: str) -> pl.Expr:
-    """Of rows of `facts` or `summary`, whether the value of this column does."""
-    return pl.col("disturbed_columns").fill_null("").str.split(" ").list.contains(column)
 
 
 @once

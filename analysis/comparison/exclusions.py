@@ -14,8 +14,7 @@ from analysis.comparison.counterparts import NO_COUNTERPART, held_against_one_de
 from analysis.comparison.issues import format_differences, unlike_contents
 from analysis.comparison.run import compared_runs
 from analysis.comparison.work import labels
-from analysis.metrics.disturbance import SHARE, rests_on_disturbed
-from analysis.metrics.disturbed_times import resting_on_disturbed
+from analysis.metrics.disturbance import SHARE, is_disturbed
 from analysis.metrics.epochs import AS_TEXT, miscounted, numbered_epochs
 from analysis.metrics.runs import per_run
 from analysis.runs.reader import format_skipped, once
@@ -26,7 +25,7 @@ from parallelbench.results.attempt import DISTURBED
 from parallelbench.results.folder import WHAT_TO_NAME, no_runs
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Iterable
 
     from analysis.comparison.run import ComparedRun
     from analysis.runs.reader import Runs
@@ -58,7 +57,7 @@ class Exclusion(Enum):
     ANOMALY_DETECTION = "anomaly detection", "autograd searched for NaNs", True
     OTHER_DATA = "other data", "its data set holds something else than that of an earlier repeat"
     OTHER_ENVIRONMENT = "other environment", "it ran in another environment than an earlier repeat", True
-    DISTURBED = DISTURBED, "others used its cores or GPUs in half of its steady epochs or more", True
+    DISTURBED = DISTURBED, "others took too much of its cores or GPUs in its steady epochs", True
     MISCOUNTED = "miscounted", "the ranks' samples don't add up to the epoch's"
     DUPLICATE = "duplicate", "another run of the same configuration and repeat counts"
 
@@ -130,15 +129,13 @@ _MEASURE_AGAIN = f"submit the sweep again with `--retry {Exclusion.DISTURBED.val
 
 
 def _disturbed(runs: Runs) -> dict[str, str]:
-    """Run id → what disturbed it, and the remedy, of runs whose steady times may rest on disturbed epochs."""
-    columns = ("run_id", "disturbed_epochs", "steady_epochs", "largest_lost_share", "longest_suspension_s")
+    """Run id → what disturbed it, and the remedy, of runs whose steady epochs others disturbed."""
+    rows = per_run(runs).filter("steady_disturbed").select("run_id", "steady_lost_share", "longest_suspension_s").rows()
     on_gpus = dict(runs.run.select("run_id", pl.col("device_type") == "cuda").rows())
     return {
-        run_id: f"{disturbed} of {steady} steady epochs, in which "
-        f"{_disturbances('others', share, suspended_s, on_gpus=on_gpus[run_id])}: when the machine is free, "
-        f"{_MEASURE_AGAIN}"
-        for run_id, disturbed, steady, share, suspended_s in per_run(runs).select(columns).rows()
-        if rests_on_disturbed(disturbed, steady)
+        run_id: f"in its steady epochs {_disturbances('others', share, suspended_s, on_gpus=on_gpus[run_id])}: "
+        f"when the machine is free, {_MEASURE_AGAIN}"
+        for run_id, share, suspended_s in rows
     }
 
 
@@ -218,7 +215,7 @@ def disturbed_lines(runs: Runs, *, advise: bool = True) -> list[str]:
     disturbed = pl.col("exclusion") == Exclusion.DISTURBED.value
     rows = known.group_by("configuration", "group", maintain_order=True).agg(
         disturbed=disturbed.sum(), none=pl.col("exclusion").is_not_null().all(),
-        share=pl.col("largest_lost_share").filter(disturbed).max(),
+        share=pl.col("steady_lost_share").filter(disturbed).max(),
         suspended_s=pl.col("longest_suspension_s").filter(disturbed).max(),
     ).filter(pl.col("disturbed") > 0)  # fmt: skip
     withheld = {
@@ -246,20 +243,16 @@ def folders_of(runs: Runs, run_ids: Iterable[str]) -> str:
 _TIMES = {
     "first_epoch_time_s": ("the first epoch", "its time is"),
     "second_epoch_time_s": ("the second epoch", "its time is"),
-    "total_training_time_s": ("the training as a whole", "total times and GPU-hours are"),
-    "time_to_accuracy_s": ("the training to the target accuracy", "its time and energy are"),
+    "total_training_time_s": ("the training as a whole", "total times, hours and the way to the target accuracy are"),
 }
 
 
-def disturbed_times(runs: Runs, to_accuracy: Collection[str] = ()) -> list[str]:
-    """Of runs that count, the times that rest on disturbed epochs all the same, in sentences. `to_accuracy`: the ids of
-    those of which the time to their target does.
-    """
+def disturbed_times(runs: Runs) -> list[str]:
+    """Of runs that count, the times that were measured in disturbed windows all the same, in sentences."""
     rows = labels(runs).join(excluded(runs), on="run_id", how="anti", maintain_order="left")
-    resting = resting_on_disturbed(runs) | {"time_to_accuracy_s": to_accuracy}
     lines = []
     for metric, (what, numbers) in _TIMES.items():
-        found = rows.filter(pl.col("run_id").is_in(list(resting[metric])))
+        found = rows.filter(pl.col("run_id").is_in(list(is_disturbed(runs, metric))))
         if found.height:
             whose = f"{count_of(found.height, 'run')} of {listed(_names(found), most=MOST)}"
             lines.append(f"Others disturbed {what} of {whose}: {numbers} shown, but not compared.")

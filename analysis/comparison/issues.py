@@ -18,9 +18,8 @@ from analysis import text
 from analysis.comparison.ratio import DECIDING_REPEATS
 from analysis.comparison.run import is_energy
 from analysis.comparison.work import PROBED, Differences, plain
-from analysis.metrics.disturbance import POOL_S, SHARE, UNSURE_OF_EACH_S, UNSURE_S
-from analysis.metrics.disturbed_times import partly_unmeasured
-from analysis.metrics.epochs import AS_TEXT, numbered
+from analysis.metrics.disturbance import SHARE, partly_unmeasured, rank_windows, unsure_s
+from analysis.metrics.epochs import AS_TEXT
 from analysis.runs.reader import once
 from parallelbench.errors import ConfigError, count_of
 from parallelbench.measure import environment_match
@@ -85,8 +84,6 @@ class Caveat(Enum):
     """Epochs hold unequally many samples, and ratios are per sample."""
     UNRECORDED = "unrecorded"
     """Not all runs recorded what must match."""
-    DISTURBED = "disturbed"
-    """Others disturbed some epochs, but fewer than half of any run's."""
     ABOVE_IDEAL = "above ideal"
     """More devices seem faster than fewer by more than their number explains, but may not be."""
     DRIFT = "drift"
@@ -180,7 +177,7 @@ def _words_of_blocker(issue: Issue) -> tuple[str, str]:
 
 
 def _words_of_caveat(issue: Issue) -> tuple[str, str]:
-    shown, numbers = format_differences(issue.differences), _numbers(issue)
+    shown = format_differences(issue.differences)
     match issue.kind:
         case Caveat.ENVIRONMENT:
             return f"the compared runs differ in {shown}", ""
@@ -202,12 +199,6 @@ def _words_of_caveat(issue: Issue) -> tuple[str, str]:
         case Caveat.UNRECORDED:
             names = ", ".join(issue.differences)
             return f"not all of the compared runs recorded {names}", ": whether they match is not known"
-        case Caveat.DISTURBED:
-            return (
-                f"others disturbed {' of '.join(numbers)} steady epochs of the compared runs, fewer than half of any "
-                "run's",
-                ": medians over steady epochs lie within the others",
-            )
         case Caveat.ABOVE_IDEAL:
             speed_up, ideal, fewer, more = _scaling(issue)
             return (
@@ -351,36 +342,19 @@ def beyond_cores(runs: Sequence[ComparedRun]) -> Differences:
 
 @once
 def beyond_own_cores(runs: Runs) -> dict[str, tuple[float, float]]:
-    """Run id → cores that a rank used, processor time ÷ time, and those of its devices, in the epochs in which it used
-    most; where these are more by more than may be miscounted.
+    """Run id → cores that a rank used, processor time ÷ time, and those of its devices, of the rank and window in which
+    it used most; where these are more by more than may be miscounted.
 
     Ranks are pinned before they load any library, so all threads of theirs, and the loader's workers, share the rank's
-    cores. Only what changes its affinity uses more. Consecutive epochs are judged together until they take a second.
-    Runs on GPUs, and ranks without a reading, have no entry.
+    cores. Only what changes its affinity uses more. Runs on GPUs, and ranks without a reading, have no entry.
     """
-    of_devices = pl.col("cores_per_device") * pl.col("devices") / pl.col("processes")
-    own = runs.run.select(own=of_devices)["own"]
-    used_s = pl.col("cpu_time_s") + pl.col("loader_cpu_time_s").fill_null(0.0)
-    columns = ("attempt", "epoch", "rank", "epoch_time_s", "cpu_time_s", "loader_cpu_time_s")
-    rows = numbered(runs, "ranks", *columns)
-    rows = rows.with_columns(used_s=used_s, own=own.gather(rows["run_id"].to_physical()))
-    share_s = (1 + SHARE) * pl.col("own") * pl.col("epoch_time_s")
-    # Where no epoch exceeds its share, no pool does.
-    of_rank, timed = ("run_id", "attempt", "rank"), pl.col("epoch_time_s") > 0
-    beyond = rows.filter(timed, pl.col("used_s") > share_s)
-    if beyond.is_empty():
-        return {}
-    rows = rows.filter(timed).drop_nulls("used_s").join(beyond, on=of_rank, how="semi").sort(*of_rank, "epoch")
-    before_s = pl.col("epoch_time_s").cum_sum().over(of_rank) - pl.col("epoch_time_s")
-    pools = rows.group_by(*of_rank, pool=(before_s / POOL_S).floor()).agg(
-        pl.col("used_s", "epoch_time_s").sum(), pl.col("own").first(), epochs=pl.len()
-    )
-    unsure_s = pl.max_horizontal(pl.lit(UNSURE_S), UNSURE_OF_EACH_S * pl.col("epochs").sqrt())
-    found = pools.filter(pl.col("used_s") > share_s + unsure_s).with_columns(
-        AS_TEXT, used=pl.col("used_s") / pl.col("epoch_time_s")
-    )
-    worst = found.sort((pl.col("used") / pl.col("own")), descending=True).unique("run_id", keep="first")
-    return {run_id: (used, own) for run_id, used, own in worst.select("run_id", "used", "own").rows()}
+    on_gpus = runs.run.filter(pl.col("cores_per_device").is_null())["run_id"]
+    share_s = (1 + SHARE) * pl.col("cores") * pl.col("time_s")
+    found = rank_windows(runs).filter(pl.col("used_s") > share_s + unsure_s())
+    found = found.select(AS_TEXT, "cores", used=pl.col("used_s") / pl.col("time_s"))
+    worst = found.sort(pl.col("used") / pl.col("cores"), descending=True).unique("run_id", keep="first")
+    rows = worst.filter(~pl.col("run_id").is_in(on_gpus.to_list())).select("run_id", "used", "cores").rows()
+    return {run_id: (used, float(cores)) for run_id, used, cores in rows}
 
 
 def _is_unlike(one: float, other: float) -> bool:
@@ -398,25 +372,14 @@ def _device(side: Sequence[ComparedRun]) -> set[tuple[object, ...]]:
 
 
 def disturbances(runs: Sequence[ComparedRun]) -> list[Issue]:
-    """Caveats about epochs that others disturbed, and about machines that changed their speed during a run.
-
-    Runs of which half of the steady epochs were disturbed do not count, see `analysis.comparison.exclusions`.
-    """
-    issues = []
-    counts = [(run.value("disturbed_epochs"), run.value("steady_epochs")) for run in runs]
-    if disturbed := sum(int(count or 0) for count, _ in counts):
-        issues.append(
-            Issue(Caveat.DISTURBED, {"disturbed": (disturbed, sum(int(steady or 0) for _, steady in counts))})
-        )
+    """Caveats about machines that changed their speed during a run."""
     changed: Differences = {}
     for key in PROBED:
         for run in runs:
             speeds = run.probes(key)
             if key not in changed and len(speeds) > 1 and _is_unlike(*speeds):
                 changed[key] = _speeds(key, *speeds)
-    if changed:
-        issues.append(Issue(Caveat.DRIFT, changed))
-    return issues
+    return [Issue(Caveat.DRIFT, changed)] if changed else []
 
 
 FLAGS = {

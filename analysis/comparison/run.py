@@ -15,7 +15,7 @@ import msgspec
 import polars as pl
 
 from analysis.comparison.work import PROBED, definitions, is_baseline
-from analysis.metrics.disturbed_times import resting_on_disturbed
+from analysis.metrics.disturbance import is_disturbed
 from analysis.metrics.epochs import AS_TEXT, numbered
 from analysis.metrics.runs import per_run
 from analysis.runs.reader import once
@@ -51,7 +51,7 @@ class ComparedRun:
     """
 
     def value(self, metric: str) -> float | None:
-        """A metric of `per_run`, or a number of the run table; None where it was not measured, or rests on epochs that
+        """A metric of `per_run`, or a number of the run table; None where it was not measured, or in a window that
         others disturbed.
         """
         return _values(self.runs, metric)[self.run_id]
@@ -117,7 +117,7 @@ def compared_runs(runs: Runs) -> dict[str, ComparedRun]:
 def _values(runs: Runs, metric: str) -> dict[str, float | None]:
     known = runs.run if metric in runs.run.columns else per_run(runs)
     values = dict(zip(runs.run["run_id"].to_list(), known[metric].to_list(), strict=True))
-    return values | dict.fromkeys(resting_on_disturbed(runs).get(metric, ()))
+    return values | dict.fromkeys(is_disturbed(runs, metric))
 
 
 @once

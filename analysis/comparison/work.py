@@ -80,8 +80,6 @@ CIRCUMSTANCES = (
 """Keys that change neither work nor times. The columns `DEVICE` say which device `device` came to."""
 DEVICE = ("device_type", "device_name")
 """Columns of the run table that belong to a run's work."""
-FOLDER = "folder"
-"""Key of a work where several folders were loaded: runs of two folders are never compared within one report."""
 PROBED = {
     "probed_matmul_flop_per_s": ("probed_start_matmul_flop_per_s", "probed_end_matmul_flop_per_s"),
     "probed_memory_bytes_per_s": ("probed_start_memory_bytes_per_s", "probed_end_memory_bytes_per_s"),
@@ -125,12 +123,12 @@ def configurations(runs: Runs) -> dict[str, dict[str, bytes]]:
 def works(runs: Runs) -> dict[str, Work]:
     """Per run id, the definition of its work: its flat configuration without the compared keys.
 
-    Runs of equal work share one object. Where several folders were loaded, the folder is a part of the work.
+    Runs of equal work share one object.
     """
-    configured: dict[str, tuple[str, str]] = {}
+    configured: dict[str, str] = {}
     parsed: dict[tuple[tuple[str, bytes], ...], str] = {}
     nodes: dict[str, Work] = {}
-    seen: dict[tuple[str, str], Counter[tuple[Any, ...]]] = defaultdict(Counter)
+    seen: dict[str, Counter[tuple[Any, ...]]] = defaultdict(Counter)
     rows = runs.run.select("run_id", *DEVICE).rows()
     for run_id, *device in rows:
         parts = configurations(runs)[run_id]
@@ -142,20 +140,18 @@ def works(runs: Runs) -> dict[str, Work]:
             work = flatten(node)
             parsed[same] = canonical(work)
             nodes[parsed[same]] = work
-        configured[run_id] = parsed[same], runs.own_folder.get(run_id, "")
+        configured[run_id] = parsed[same]
         if None not in device:
             seen[configured[run_id]][tuple(device)] += 1
     of_runs: dict[str, Work] = {}
-    whole: dict[tuple[tuple[str, str], tuple[Any, ...]], Work] = {}
+    whole: dict[tuple[str, tuple[Any, ...]], Work] = {}
     for run_id, *device in rows:
         configuration = configured[run_id]
         usual = seen[configuration].most_common(1)
         # A run that died before it recorded its device belongs with the others of its configuration.
         where = usual[0][0] if None in device and usual else tuple(device)
         if (configuration, where) not in whole:
-            of_folder = {FOLDER: configuration[1]} if configuration[1] else {}
-            there = dict(zip(DEVICE, where, strict=True)) | of_folder
-            whole[configuration, where] = nodes[configuration[0]] | there
+            whole[configuration, where] = nodes[configuration] | dict(zip(DEVICE, where, strict=True))
         of_runs[run_id] = whole[configuration, where]
     return of_runs
 

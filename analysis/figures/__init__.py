@@ -1,5 +1,5 @@
-"""Figures by name: each is declared in a module here (`memory = Bars(…)`; of a kind of its own, `staleness = Own(…)`).
-A new one is in the next report.
+"""Figures by name: each is declared in a module here (`memory = Bars(…)`; of a kind of its own, `mine = Own(…)`), those
+that only reproductions of publications need in `analysis/claims/figures`. A new one is in the next report.
 """
 
 from __future__ import annotations
@@ -16,8 +16,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import altair as alt
+    import polars as pl
 
     from analysis.runs.reader import Runs
+
+_OF_PUBLICATIONS = "analysis.claims.figures"
 
 
 @dataclass(frozen=True)
@@ -31,11 +34,16 @@ class Figure:
     finding: str
     """What the figure shows, in one sentence with this sweep's numbers."""
     remark: str = ""
-    """What the chart's subtitle says: the finding's second line."""
+    """What of it is drawn, and what its marks mean: the chart's subtitle, and the finding's second line."""
+    values: pl.DataFrame | None = None
+    """The numbers behind it as a small table, of all that it could draw: group, panel, configuration, further columns
+    that are called as people read them, the median over repeats (called what it is, with its unit), lowest, highest and
+    repeats.
+    """
 
 
 def draw(runs: Runs, names: Sequence[str] = ()) -> list[Figure]:
-    """Draw the figures of these names, by default all, in their order, then in that of their names.
+    """Draw the figures of these names, by default all that such runs have, in their order, then in that of their names.
 
     Raises `ConfigError` for a name that is none.
     """
@@ -43,30 +51,32 @@ def draw(runs: Runs, names: Sequence[str] = ()) -> list[Figure]:
     for name in names:
         if name not in known:
             raise ConfigError(f"{name} is no figure: {choices(name, sorted(known))}")
-    chosen = sorted(names or sorted(known), key=lambda name: known[name].order)
+    chosen = names or [name for name in sorted(known) if known[name].drawn_for(runs)]
     from altair.utils.schemapi import debug_mode
 
     # Else each part of a chart is held against Vega-Lite's schema over and over. Tests do that.
     with debug_mode(False):
-        return [_drawn(name, known[name], runs) for name in chosen]
+        return [_drawn(name, known[name], runs) for name in sorted(chosen, key=lambda name: known[name].order)]
 
 
 def _known() -> dict[str, Chart]:
     found: dict[str, Chart] = {}
-    for each in pkgutil.iter_modules(__path__):
-        module = importlib.import_module(f"{__name__}.{each.name}")
-        found |= {name: value for name, value in vars(module).items() if isinstance(value, Chart)}
+    own, of_publications = (__name__, __path__), (_OF_PUBLICATIONS, importlib.import_module(_OF_PUBLICATIONS).__path__)
+    for package, folders in (own, of_publications):
+        for each in pkgutil.iter_modules(folders):
+            module = importlib.import_module(f"{package}.{each.name}")
+            found |= {name: value for name, value in vars(module).items() if isinstance(value, Chart)}
     return found
 
 
 def _drawn(name: str, known: Chart, runs: Runs) -> Figure:
-    chart, finding = known.figure(runs), known.finding(runs)
-    subtitle = chart.title.subtitle if chart is not None else None
-    if not isinstance(subtitle, str):
-        return Figure(name, known.title, chart, finding)
+    drawing, finding = known.drawing(runs), known.finding(runs)
+    if drawing is None:
+        return Figure(name, known.title, None, finding)
     # On the page the title is a heading, and the subtitle would be lost.
     first, *others = finding.split("\n")
-    return Figure(name, known.title, chart, "\n".join([first, subtitle, *others]), subtitle)
+    told = "\n".join([first, *filter(None, [drawing.remark]), *others])
+    return Figure(name, known.title, drawing.chart, told, drawing.remark, drawing.values)
 
 
 def specification(chart: alt.FacetChart) -> dict[str, Any]:

@@ -3,38 +3,46 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import altair as alt
 import polars as pl
 
 from analysis import text
-from analysis.comparison.configurations import displayed, gains, has_disturbed, summary, unreached
+from analysis.comparison.configurations import displayed, gains, summary, unreached
 from analysis.comparison.issues import is_comparable_energy, is_quotable
 from analysis.comparison.verdict import SpeedVerdict
 from analysis.comparison.work import natural
 from analysis.figures.chart import (
     MEDIAN,
+    MEMORY,
     NAMES,
     PANEL_WIDTH,
+    RATIO_MEDIAN,
+    REPEATED,
     Chart,
-    Sentence,
+    are_too_many,
     bar_colour,
     label_marks,
     mark,
+    measured,
     names_axis,
     pale,
     panel,
     panels,
     records,
-    tips,
+    shown,
+    tabulated,
     with_medians,
+    with_words,
     written,
 )
+from analysis.figures.finding import Sentence
+from analysis.figures.scaling import over_baseline
 from analysis.metrics.runs import measured_bubbles, ring_times
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from analysis.runs.reader import Runs
 
@@ -43,7 +51,7 @@ if TYPE_CHECKING:
 class Bars(Chart):
     """Bars of medians over repeats, every repeat as a point, and a line at `goal` where that is known.
 
-    `rows` has the columns group, panel, configuration, variant, strategy, repeat and value (null: no bar).
+    `rows` has the columns of `REPEATED` (value null: no bar). A bar is pale where any of its repeats is disturbed.
     """
 
     unit: str
@@ -59,56 +67,69 @@ class Bars(Chart):
     """Column: rows with the same value of it share a scale."""
     median: pl.Expr = MEDIAN
     """Over the repeats of `value`."""
+    NEEDED: ClassVar[tuple[str, ...]] = REPEATED
+
+    def prepared(self, data: pl.DataFrame) -> pl.DataFrame:
+        """Mark the bars that rest on a disturbed repeat."""
+        return data.with_columns(pl.col("disturbed").any().over("panel", "configuration"))
 
     def drawn(self, data: pl.DataFrame, runs: Runs) -> alt.FacetChart:
         """Panels of one `scale` share it; those of other work have their own."""
         goal = self.goal if self.goal is not None and data[self.goal].count() else None
         unit = self.unit + (self.goal_unit if goal else "")
-        data = with_medians(data, ("panel", "configuration"), self.median)
-        ends = pl.max_horizontal("largest", goal, 0) if goal else pl.col("largest")
+        data = self._with_medians(data)
+        ends = pl.max_horizontal("high", goal, 0) if goal else pl.col("high")
         room = ends.max().over(self.scale) * self.room
-        data = data.with_columns(label=self.label + mark(data), largest=ends, room=room)
+        data = data.with_columns(label=self.label + mark(data), end=ends, room=room)
+        data = with_words(data, ("value", unit))
         y = names_axis(data)
         base = alt.Chart(records(data)).properties(width=PANEL_WIDTH, height={"step": 34})
-        only_first, measured = base.transform_filter("datum.first"), base.transform_filter("datum.value != null")
+        only_first, known = base.transform_filter("datum.first"), base.transform_filter("datum.value != null")
         bar = only_first.transform_filter("datum.median != null").mark_bar(height={"band": 0.68})
         bar = bar.encode(
             opacity=pale(0.85),
             x=alt.X("median:Q", title=unit, axis=alt.Axis(tickCount=5)),
             y=y,
             color=bar_colour(data, runs),
-            tooltip=[*tips("configuration:N"), alt.Tooltip("median:Q", title=f"median, {unit}", format=".4~g")],
+            description=alt.Description("words_of_median:N"),
         )
-        points = measured.mark_point(filled=True, size=34, color="black", opacity=0.75, stroke="white", strokeWidth=0.8)
-        value = alt.Tooltip("value:Q", title=unit, format=".4~g")
-        points = points.encode(x=alt.X("value:Q"), y=y, tooltip=[*tips("configuration:N", "repeat:N"), value])
-        marks = [bar, points, *label_marks(only_first, y, at="largest")]
+        points = known.mark_point(filled=True, size=34, color="black", opacity=0.75, stroke="white", strokeWidth=0.8)
+        points = points.encode(x=alt.X("value:Q"), y=y, description=alt.Description("words:N"))
+        marks = [bar, points, *label_marks(only_first, y, at="end")]
         if goal:
             marks.insert(1, _line(only_first, goal).encode(x=alt.X(f"{goal}:Q", title=unit), y=y))
         return panels(alt.layer(*marks), data, own_axes=True)
+
+    def _with_medians(self, data: pl.DataFrame) -> pl.DataFrame:
+        """Of very many repeats, a point at the median stands for all; its `repeat` says so."""
+        data = with_medians(data, ("panel", "configuration"), self.median)
+        if not are_too_many(shown(data).height):
+            return data
+        repeat = pl.format("median of {}", pl.len().over("panel", "configuration"))
+        return data.with_columns(value=pl.col("median"), repeat=repeat).filter("first")
+
+    def table(self, data: pl.DataFrame, runs: Runs) -> pl.DataFrame:
+        """As `tabulated`, with the column `goal`."""
+        goal = [pl.col(self.goal).first()] if self.goal is not None and data[self.goal].count() else []
+        return tabulated(data, self.unit, *goal, median=self.median)
 
 
 def _line(rows: alt.Chart, goal: str) -> alt.Chart:
     """A line at each value of the column `goal`."""
     line: alt.Chart = rows.transform_filter(f"datum.{goal} != null").mark_tick(
-        color="black", thickness=3, opacity=1, height={"band": 0.95}
+        color="black", thickness=3, opacity=1, height={"band": 0.95}, aria=False
     )
-    return line.encode(tooltip=tips("configuration:N", f"{goal}:Q"))
+    return line
 
 
-def _measured(also: Mapping[str, pl.Expr] | None = None, **labels: str | pl.Expr) -> Callable[[Runs], pl.DataFrame]:
+def _measured(*also: str | pl.Expr, **labels: str | pl.Expr) -> Callable[[Runs], pl.DataFrame]:
     """What bars need of every displayed run: a row per column that it has measured, in the panel of the column's label;
-    and columns `also` of each row. A bar is marked where it rests on disturbed epochs in any repeat.
+    and columns `also` of each row.
     """
-    of_some = ("memory_kind", "accuracy_target", "theoretical_state_bytes")
-
-    def of_column(runs: Runs, name: str) -> pl.DataFrame:
-        marked = pl.any_horizontal("disturbed", has_disturbed(name)).any().over("group", "configuration")
-        rows = displayed(runs).drop_nulls(name).with_columns(disturbed=marked)
-        return rows.select(*NAMES, *of_some, name, value=pl.col(name).cast(pl.Float64), **(also or {}))
+    of_some = ("memory_kind", "accuracy_target", "theoretical_state_bytes", *also)
 
     def rows(runs: Runs) -> pl.DataFrame:
-        parts = [panel(of_column(runs, name), label) for name, label in labels.items()]
+        parts = [panel(measured(runs, name, *of_some), label) for name, label in labels.items()]
         return pl.concat(parts, how="diagonal").sort(natural("group"), maintain_order=True)
 
     return rows
@@ -132,7 +153,6 @@ runtime = Bars(
 
 _DEVICE, _PROCESS = "largest device", "largest process"
 _UNKNOWN = "largest process, several devices each"
-_KINDS = {"host": "Host memory (RSS)", "device": "Device memory (allocated)"}
 
 
 def _peaks(runs: Runs) -> pl.DataFrame:
@@ -140,7 +160,7 @@ def _peaks(runs: Runs) -> pl.DataFrame:
     processes together; and by formula, which is about one device, without libraries.
     """
     device_bytes = pl.col("peak_memory_device_bytes")
-    of_device, kind = pl.col("memory_kind") == "device", pl.col("memory_kind").replace(_KINDS)
+    of_device, kind = pl.col("memory_kind") == "device", pl.col("memory_kind").replace(MEMORY)
     # On CPUs a device is a process, which holds more of libraries than of a model.
     largest, process = (
         pl.when(of_device).then(pl.lit(label)).otherwise(pl.lit(_PROCESS)) for label in (_DEVICE, _UNKNOWN)
@@ -151,7 +171,9 @@ def _peaks(runs: Runs) -> pl.DataFrame:
         "peak_memory_sum_bytes": pl.lit("sum of all processes"),
     }
     labels = {name: pl.format("{}, {}", kind, label) for name, label in whose.items()}
-    data = _measured({"known": device_bytes.is_not_null()}, **labels)(runs)
+    data = _measured(device_bytes.is_not_null().alias("known"), **labels)(runs)
+    if data.is_empty():
+        return data
     data = data.filter(pl.col("peak_memory_max_bytes").is_null() | ~pl.col("known")).drop("known")
     formula = pl.when(of_device, device_bytes.is_not_null()).then(pl.col("theoretical_state_bytes") / text.MIB)
     return data.with_columns(pl.col(*whose, "value") / text.MIB, formula=formula)
@@ -192,8 +214,8 @@ memory = Bars(
 
 def _first_to_target(runs: Runs) -> pl.DataFrame:
     """The configurations that reach the target, and whether `disturbed` epochs lie before it."""
-    marked = pl.col("disturbed") | has_disturbed("time_to_accuracy_s")
     reached = summary(runs).drop_nulls("time_to_accuracy_s")
+    marked = pl.col("disturbed") | pl.col("whole_disturbed").fill_null(value=False)
     return reached.with_columns(disturbed=marked, chosen=pl.lit(runs.target is not None))
 
 
@@ -224,16 +246,14 @@ time_to_accuracy = Bars(
 def _shortfalls(runs: Runs) -> pl.DataFrame:
     """1 − efficiency, per pair of repeats, and the measured bubble, both in per cent; and the schedule's `bubble`."""
     planned = summary(runs).drop_nulls("theoretical_bubble")
-    steady = gains(runs).filter(pl.col("kind") == "steady").select("group", "configuration", "repeat", "value")
-    columns = ("group", "configuration", "variant", "strategy", "devices", "theoretical_bubble")
     # The median speed-up's, which is one of logarithms.
-    middle = pl.col("value").log().median().exp().over("group", "configuration")
-    steady = steady.with_columns(middle=middle)
-    rows = planned.select(columns).join(steady, on=["group", "configuration"], how="left", maintain_order="left_right")
-    data = panel(rows, "Steady state").with_columns(
-        pl.col("value", "middle").truediv(pl.col("devices")).mul(-100).add(100),
-        bubble=100 * pl.col("theoretical_bubble"),
+    steady = over_baseline(gains(runs)).filter(pl.col("kind") == "steady")
+    steady = steady.with_columns(middle=RATIO_MEDIAN.over("group", "configuration")).select(
+        "group", "configuration", "repeat", pl.col("value", "middle").truediv(pl.col("ideal")).mul(-100).add(100)
     )
+    columns = ("group", "configuration", "variant", "strategy", "theoretical_bubble")
+    rows = planned.select(columns).join(steady, on=["group", "configuration"], how="left", maintain_order="left_right")
+    data = panel(rows, "Steady state").with_columns(bubble=100 * pl.col("theoretical_bubble"), disturbed=pl.lit(False))
     idle = _idle(runs).with_columns(middle=MEDIAN.over("group", "configuration"))
     return pl.concat([data, idle.select(data.columns)]).sort(natural("group"), maintain_order=True)
 
@@ -312,7 +332,7 @@ def _cost(row: dict[str, Any]) -> str:
 
 
 _energies = _measured(
-    {"energy_flags": pl.col("energy_flags")},
+    "energy_flags",
     gpu_energy_per_epoch_j="An epoch (median of the later ones)",
     energy_to_accuracy_j=pl.format(
         "To the target{}", pl.format(", {} test accuracy", written(text.accuracy, "accuracy_target")).fill_null("")
@@ -421,7 +441,7 @@ _MFU = pl.col("mfu").median().over("panel", "configuration").map_elements(text.p
 token_rates = Bars(
     order=13,
     title="Tokens per second by strategy and device count",
-    rows=_measured({"mfu": pl.col("mfu")}, tokens_per_s="Tokens per second"),
+    rows=_measured("mfu", tokens_per_s="Tokens per second"),
     unit="Tokens per second, steady state",
     label=pl.concat_str(written(text.number, "median"), pl.format(" · MFU {}", _MFU).fill_null("")),
     room=1.6,
@@ -431,5 +451,53 @@ token_rates = Bars(
         each=_rate,
         whole=_rates,
         nothing="No run that counts trains on tokens and has a steady state.",
+    ),
+)
+
+
+_MILLISECONDS = {
+    "step_time_p50_s": "Step, median (ms)",
+    "step_time_p95_s": "Step, 95th percentile (ms)",
+    "step_time_p99_s": "Step, 99th percentile (ms)",
+}
+_IMBALANCES = {"rank_imbalance": "Slowest ÷ median rank", "node_imbalance": "Slowest ÷ median node"}
+_step_times = _measured(**_MILLISECONDS, **_IMBALANCES)
+
+
+def _tails(runs: Runs) -> pl.DataFrame:
+    """Quantiles of step times in ms, and how much longer the slowest rank and node take than the median one.
+
+    In an epoch all ranks wait for the slowest: a straggler costs every rank its time.
+    """
+    rows = _step_times(runs)
+    if rows.is_empty():
+        return rows
+    is_time = pl.any_horizontal(pl.col("panel").str.ends_with(label) for label in _MILLISECONDS.values())
+    return rows.with_columns(
+        value=pl.when(is_time).then(pl.col("value") * 1e3).otherwise("value"),
+        scale=pl.when(is_time).then(pl.format("{} ms", "group")).otherwise(pl.format("{} ratio", "panel")),
+    )
+
+
+def _tail(row: dict[str, Any]) -> str:
+    p50, p95, p99 = (text.number(1e3 * row[name]) if row[name] else text.MISSING for name in _MILLISECONDS)
+    imbalance = row["rank_imbalance"]
+    slowest = f"; the slowest rank takes {text.fixed(imbalance, 2)} times the median rank's time" if imbalance else ""
+    return f"{row['configuration']} {p50} ms, 95th percentile {p95} ms, 99th {p99} ms{slowest}"
+
+
+stragglers = Bars(
+    order=10,
+    title="Stragglers and tails of step times",
+    rows=_tails,
+    unit="In the unit of the panel",
+    label=written(text.number, "median"),
+    scale="scale",
+    finding=Sentence(
+        by="step_time_p99_s",
+        each=_tail,
+        whole="the median step takes {}",
+        ranks=False,
+        nothing="No run that counts timed its steps one by one.",
     ),
 )

@@ -1,4 +1,4 @@
-"""What the figures have in common: how they are declared, colours, panels, marks, and the sentences below them.
+"""What the figures have in common: how they are declared, what of many is drawn, colours, panels, words on marks.
 
 Panels are wrapped facets, so that the report can give them as many columns as there is room for.
 """
@@ -10,11 +10,10 @@ import json
 import re
 import textwrap
 from abc import ABC, abstractmethod
-from collections import defaultdict
 from contextvars import ContextVar
 from dataclasses import dataclass
-from itertools import islice, product
-from typing import TYPE_CHECKING, Any
+from itertools import product
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import altair as alt
 import numpy as np
@@ -22,8 +21,9 @@ import polars as pl
 import polars.selectors as cs
 
 from analysis import text
-from analysis.comparison.baseline import unlike_groups
-from analysis.comparison.configurations import facts, summary
+from analysis.comparison.baseline import baseline_of
+from analysis.comparison.configurations import displayed, facts, summary
+from analysis.metrics.disturbance import is_disturbed
 from analysis.runs.reader import once
 from analysis.text import DISTURBED_MARK
 from parallelbench.errors import ConfigError
@@ -31,35 +31,70 @@ from parallelbench.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from analysis.comparison.issues import Issue
     from analysis.runs.reader import Runs
+
+
+class Drawing(NamedTuple):
+    """A figure of some runs."""
+
+    chart: alt.FacetChart
+    values: pl.DataFrame
+    """The numbers behind it, of all configurations and panels: see `Chart.table`."""
+    remark: str
+    """Which of its configurations and panels are drawn, and what marks disturbed ones; empty: nothing to say."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chart(ABC):
-    """A figure as a module of this folder declares it, under its name."""
+    """A figure as a module of this folder, or of `analysis/claims/figures`, declares it under its name."""
 
     order: int
     """Its place in a report; equal ones are in the order of their names."""
     title: str
     rows: Callable[[Runs], pl.DataFrame]
-    """What is drawn, in the order to be drawn: its kind says which columns. Without a row there is no figure."""
+    """What is drawn, in the order to be drawn, with the kind's `NEEDED` columns. Without a row there is no figure."""
     finding: Callable[[Runs], str]
     remark: str = ""
     """What its subtitle says in any case."""
+    drawn_for: Callable[[Runs], bool] = lambda runs: True
+    """Whether a report on these runs has it; a figure that is asked for by name is drawn in any case."""
+    NEEDED: ClassVar[tuple[str, ...]] = ("panel",)
 
     def figure(self, runs: Runs) -> alt.FacetChart | None:
         """Draw it; None where there is nothing to show."""
-        data = self.rows(runs)
-        if data.is_empty():
+        drawing = self.drawing(runs)
+        return drawing and drawing.chart
+
+    def drawing(self, runs: Runs) -> Drawing | None:
+        """Draw it, with its numbers; None where there is nothing to show."""
+        rows = self.rows(runs)
+        if rows.is_empty():
             return None
+        rows = self.prepared(rows)
+        if missing := set(self.NEEDED) - set(rows.columns):
+            raise TypeError(f"{self.title}: its rows lack {', '.join(sorted(missing))}")
+        data, left_out = few(rows, runs, self.curve)
         chart = self.drawn(data, runs)
-        chart.title = _title(self.title, data, self.remark)
-        return chart
+        remark = " ".join(filter(None, [left_out, *_remarks(data), self.remark]))
+        chart.title = _title(self.title, remark, columns=min(COLUMNS, len(drawn_panels(data))))
+        return Drawing(chart, self.table(rows, runs), remark)
+
+    @property
+    def curve(self) -> str:
+        """Column that tells bars or curves of a panel apart."""
+        return "configuration"
+
+    def prepared(self, data: pl.DataFrame) -> pl.DataFrame:
+        """The rows, with what is added to them whatever is drawn."""
+        return data
 
     @abstractmethod
     def drawn(self, data: pl.DataFrame, runs: Runs) -> alt.FacetChart:
         """Draw these rows, which are those of these runs."""
+
+    @abstractmethod
+    def table(self, data: pl.DataFrame, runs: Runs) -> pl.DataFrame:
+        """The numbers as a small table whose columns are called as people read them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,10 +102,91 @@ class Own(Chart):
     """A figure of a kind of its own."""
 
     draw: Callable[[pl.DataFrame, Runs], alt.FacetChart]
+    tabulate: Callable[[pl.DataFrame], pl.DataFrame] = lambda data: data
+    """Its numbers as a small table, from all its rows."""
 
     def drawn(self, data: pl.DataFrame, runs: Runs) -> alt.FacetChart:
         """As the figure's module says."""
         return self.draw(data, runs)
+
+    def table(self, data: pl.DataFrame, runs: Runs) -> pl.DataFrame:
+        """As the figure's module says."""
+        return self.tabulate(data)
+
+
+REPEATED = ("group", "panel", "configuration", "variant", "strategy", "repeat", "disturbed", "value")
+"""Columns of rows of repeats. `disturbed`: whether the value rests on what others disturbed."""
+NAMES = ("group", "configuration", "variant", "strategy", "devices", "nodes", "repeat", "disturbed")
+"""Columns of a displayed run by which its marks are placed, named and coloured."""
+MEMORY = {"host": "Host memory (RSS)", "device": "Device memory (allocated)"}
+"""`memory_kind` → what a peak of memory is one of."""
+
+
+def rests_on_disturbed(runs: Runs, column: str) -> pl.Expr:
+    """Of rows of `displayed`, whether the run is disturbed, or this number of it was measured in a disturbed window."""
+    return pl.col("disturbed") | pl.col("run_id").is_in(list(is_disturbed(runs, column)))
+
+
+def baselines(runs: Runs) -> dict[tuple[str, str], str]:
+    """Group and configuration → the configuration of that group that it is compared with, itself for a baseline."""
+    return baseline_of(runs)
+
+
+def measured(runs: Runs, column: str, *also: str | pl.Expr, **named: pl.Expr) -> pl.DataFrame:
+    """A row per displayed run that has this column: `NAMES`, run_id, the column, the others asked for, and `value`.
+
+    `disturbed` where the run is, or where this number of it rests on disturbed epochs.
+    """
+    rows = displayed(runs).drop_nulls(column).with_columns(disturbed=rests_on_disturbed(runs, column))
+    return rows.select(
+        *dict.fromkeys(["run_id", *NAMES, column]), *also, value=pl.col(column).cast(pl.Float64), **named
+    )
+
+
+MOST_CONFIGURATIONS = 12
+"""Most configurations of a figure that are drawn, of lines over devices most variants: the same in every figure."""
+
+
+def few(data: pl.DataFrame, runs: Runs, curve: str) -> tuple[pl.DataFrame, str]:
+    """The rows of the configurations that are drawn, and a sentence that says which, empty where it is all of them.
+
+    One rule for all figures: every baseline, then the configurations that train fastest in steady state, each kind of
+    work's first one, then each one's second one, and so on.
+    """
+    if not {"group", "configuration", curve} <= set(data.columns):
+        return data, ""
+    names = shown(data)[curve].drop_nulls().unique(maintain_order=True).to_list()
+    if len(names) <= MOST_CONFIGURATIONS:
+        return data, ""
+    rows = shown(data).select(curve=pl.col(curve), group="group", configuration="configuration").unique()
+    best = rows.join(_places(runs), on=["group", "configuration"]).group_by("curve").agg(pl.col("place").min())
+    places = dict(best.rows())
+    if not places:
+        return data, ""
+    drawn = sorted(names, key=lambda name: places.get(name, len(places)))[:MOST_CONFIGURATIONS]
+    what = {"configuration": "configurations", "variant": "variants of strategies"}.get(curve, curve)
+    return data.filter(pl.col(curve).is_in(drawn)), (
+        f"{len(drawn)} of {len(names)} {what} are drawn: the baselines, then the fastest in steady state; all are in "
+        "the table."
+    )
+
+
+@once
+def _places(runs: Runs) -> pl.DataFrame:
+    """Group and configuration → its `place` among those of its group: 0 for a baseline, then by time per epoch."""
+    ones = [(group, configuration) for (group, _), configuration in baselines(runs).items()]
+    of_groups = pl.DataFrame(ones, {"group": pl.String, "configuration": pl.String}, orient="row").unique()
+    return (
+        summary(runs)
+        .select("group", "configuration", "steady_epoch_time_s")
+        .join(of_groups.with_columns(first=pl.lit(True)), on=["group", "configuration"], how="left")
+        .sort(pl.col("first").is_null(), "steady_epoch_time_s", nulls_last=True, maintain_order=True)
+        .select(
+            "group",
+            "configuration",
+            place=pl.when("first").then(0).otherwise(1 + pl.int_range(pl.len()).over("group")),
+        )
+    )
 
 
 DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [12, 4], [12, 2, 2, 2, 2, 2])
@@ -108,10 +224,15 @@ STYLES = {
 THEORY = "#999999"
 """The colour of lines that nobody measured."""
 _LONG_NAME = 28
-MOST_POINTS = 3_000
-"""Most points of a figure's repeats; with more, medians are drawn."""
-NAMES = ("group", "configuration", "variant", "strategy", "devices", "nodes", "repeat", "disturbed")
-"""Columns of a displayed run by which its marks are placed, named and coloured."""
+MOST_POINTS = 1_000
+"""Most points of a figure's repeats; with more, medians are drawn, or the bands that repeats of lines span."""
+
+
+def are_too_many(points: int) -> bool:
+    """Whether so many points of repeats are not drawn one by one."""
+    return points > MOST_POINTS
+
+
 LEGEND = alt.Legend(
     title=None, symbolLimit=0, symbolType="stroke", symbolOpacity=1, symbolSize=500, symbolStrokeWidth=2.5
 )
@@ -169,19 +290,75 @@ RATIO_MEDIAN = pl.col("value").log().median().exp()
 
 
 def with_medians(data: pl.DataFrame, by: Sequence[str], median: pl.Expr = MEDIAN) -> pl.DataFrame:
-    """Add the `median` of `value` over repeats, its largest, and which row draws them.
-
-    Of very many repeats, a point at the median stands for all; its `repeat` says so.
+    """Add the `median` of `value` over repeats, its `low`est and `high`est, how many `repeats` have one, and whether
+    the row is the `first` of them, which draws them.
     """
-    data = data.with_columns(
+    return data.with_columns(
         median=median.over(by),
-        largest=pl.col("value").max().over(by),
+        low=pl.col("value").min().over(by),
+        high=pl.col("value").max().over(by),
+        repeats=pl.col("value").count().over(by),
         first=pl.int_range(pl.len()).over(by) == 0,
     )
-    if shown(data).height <= MOST_POINTS:
-        return data
-    repeats = pl.format("median of {}", pl.len().over(by))
-    return data.with_columns(value=pl.col("median"), repeat=repeats).filter("first")
+
+
+def tabulated(
+    data: pl.DataFrame, value: str, *also: pl.Expr, by: Mapping[str, str] | None = None, median: pl.Expr = MEDIAN
+) -> pl.DataFrame:
+    """A row per panel, configuration and value of the columns `by` (→ what they hold), in the order of the data.
+
+    Columns: group, panel unless it is the group, configuration, those of `by`, the median over repeats, which is called
+    `value`, lowest, highest, repeats, `also`, and disturbed where any row is.
+    """
+    by = by or {}
+    found = data.group_by("group", "panel", "configuration", *by, maintain_order=True).agg(
+        median.alias(value),
+        pl.col("value").min().alias("lowest"),
+        pl.col("value").max().alias("highest"),
+        pl.col("value").count().alias("repeats"),
+        *also,
+        disturbed=pl.when(pl.col("disturbed").any()).then(pl.lit(DISTURBED_MARK)),
+    )
+    # The table stands below the group's name.
+    inner = pl.col("panel").str.strip_prefix(pl.concat_str("group", pl.lit(BETWEEN)))
+    found = found.drop_nulls(value).with_columns(panel=inner).rename(by)
+    found = found.drop("panel") if (found["panel"] == found["group"]).all() else found
+    return found if found["disturbed"].count() else found.drop("disturbed")
+
+
+def with_words(data: pl.DataFrame, *quantities: tuple[str, str], who: str = "configuration") -> pl.DataFrame:
+    """Add what marks say to who points at them: `words` of a row with a repeat, `words_of_median` of its median.
+
+    `quantities`: columns with what they hold and its unit; the last one is that of `value` and `median`. Text such as
+    "ddp × 2, repeat 3; Epoch: 4; Accuracy (%): 97.1".
+    """
+    *before, (_, unit) = quantities
+
+    def of(row: dict[str, Any], *, median: bool) -> str:
+        repeat = row["repeat"]
+        name = str(row[who]) if median or repeat is None else f"{row[who]}, {_repeat(repeat)}"
+        at = [f"{what}: {_plain(row[column])}" for column, what in before]
+        value = text.number(row["median" if median else "value"])
+        spread = ""
+        if median and row["repeats"] > 1:
+            ends = " to ".join(dict.fromkeys(map(text.number, (row["low"], row["high"]))))
+            spread = f" (median of {row['repeats']} repeats, {ends})"
+        told = [name, *at, f"{unit}: {value}{spread}"]
+        return "; ".join(told + ["others disturbed it"] * bool(row["disturbed"]))
+
+    rows = list(data.iter_rows(named=True))
+    return data.with_columns(
+        pl.Series("words", [of(row, median=False) for row in rows], pl.String),
+        pl.Series("words_of_median", [of(row, median=True) if row["first"] else None for row in rows], pl.String),
+    )
+
+
+def _repeat(repeat: Any) -> str:
+    return f"repeat {repeat}" if isinstance(repeat, int) else str(repeat)
+
+
+def _plain(value: Any) -> str:
+    return text.number(value) if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def written(words: Callable[[Any], str], *columns: str) -> pl.Expr:
@@ -201,12 +378,6 @@ DOUBLING = alt.Scale(type="log", base=2, padding=12, nice=False)
 """As far from each value to its double everywhere."""
 
 
-def doubling(data: pl.DataFrame, title: str) -> alt.X:
-    """The axis of x, with a tick at each value."""
-    axis = alt.Axis(values=sorted(set(data["x"])), format=",d", grid=False)
-    return alt.X("x:Q", title=title, scale=DOUBLING, axis=axis)
-
-
 def scale(of: Mapping[str, Any]) -> alt.Scale:
     """Each name's colour, dashes or width."""
     return alt.Scale(domain=list(of), range=list(of.values()))
@@ -220,10 +391,10 @@ def bar_colour(data: pl.DataFrame, runs: Runs) -> alt.Color:
 def label_marks(base: alt.Chart, y: alt.Y, *, at: str) -> tuple[alt.Chart, alt.Chart]:
     """The column `label` beside the bars' ends, and invisible marks at `room` that make the axis long enough for it."""
     first = base.transform_filter("datum.first")
-    label = first.mark_text(align="left", dx=8, fontSize=12, color=INK).encode(
+    label = first.mark_text(align="left", dx=8, fontSize=12, color=INK, aria=False).encode(
         x=alt.X(f"{at}:Q"), y=y, text=alt.Text("label:N")
     )
-    room = first.mark_point(opacity=0).encode(x=alt.X("room:Q", scale=alt.Scale(nice=False)), y=y)
+    room = first.mark_point(opacity=0, aria=False).encode(x=alt.X("room:Q", scale=alt.Scale(nice=False)), y=y)
     return label, room
 
 
@@ -239,37 +410,26 @@ def dashes(strategies: Sequence[str], runs: Runs) -> list[list[int]]:
     return [DASHES[step and 1 + (step - 1) % (len(DASHES) - 1)] for step in steps]  # solid again, one would hide others
 
 
-def variant_dashes(data: pl.DataFrame, runs: Runs) -> dict[str, list[int]]:
-    """The variants of these rows, in the order of first appearance → their dashes."""
-    strategies = dict(data.select("variant", "strategy").unique(maintain_order=True).rows())
-    return dict(zip(strategies, dashes(list(strategies.values()), runs), strict=True))
-
-
-def series(data: pl.DataFrame, runs: Runs, *, points: bool = False) -> dict[str, Any]:
+def series(data: pl.DataFrame, runs: Runs, curve: str = "configuration", theory: Sequence[str] = ()) -> dict[str, Any]:
     """Colour by variant, dashes by strategy and place: one legend, and lines that lie on each other still show.
 
-    Points have a shape by their number of devices, as configurations of one variant have one colour.
+    `theory`: names of lines that nobody measured; they come last.
     """
     colours = variants(data, runs)
-    rows = data.select("configuration", "variant", "strategy").unique(maintain_order=True).rows()
-    names, strategies = [row[0] for row in rows], [row[2] for row in rows]
+    rows = data.select(curve=pl.col(curve), variant="variant", strategy="strategy").unique("curve", maintain_order=True)
+    names = [*rows["curve"], *theory]
+    of_theory = [DASHES[place % len(DASHES)] for place in range(len(theory))]
     legend = LEGEND.copy()
-    if points:
-        legend.symbolType, legend.symbolSize = alt.Undefined, 110
     if max(map(len, names)) > _LONG_NAME:  # four columns of these would leave the panels no width
         legend.columns = 2
-    key: dict[str, Any] = {"shape": shapes(data, legend)} if points else {}
-    return key | {
-        "color": alt.Color(
-            "configuration:N",
-            scale=alt.Scale(domain=names, range=[colours[row[1]] for row in rows]),
-            legend=legend,
-        ),
-        "strokeDash": alt.StrokeDash(
-            "configuration:N",
-            scale=alt.Scale(domain=names, range=dashes(strategies, runs)),
-            legend=legend,
-        ),
+    looks: dict[str, list[Any]] = {
+        "color": [*(colours[name] for name in rows["variant"]), *[THEORY] * len(theory)],
+        "strokeDash": [*dashes(rows["strategy"].to_list(), runs), *of_theory],
+    }
+    channels = {"color": alt.Color, "strokeDash": alt.StrokeDash}
+    return {
+        name: channels[name](f"{curve}:N", scale=alt.Scale(domain=names, range=look), legend=legend)
+        for name, look in looks.items()
     }
 
 
@@ -326,21 +486,9 @@ def panels(chart: alt.LayerChart | alt.FacetChart, data: pl.DataFrame, *, own_ax
         legend=alt.LegendConfig(labelFontSize=12, orient="top", columns=4, labelLimit=370, labelColor=INK),
         view=alt.ViewConfig(stroke=None),
     )
-    laid_out.usermeta = _omitted(data, order)
     each = {"x": "independent", "y": "independent"}
     laid_out.resolve = alt.Resolve(axis=each, scale=each if own_axes else alt.Undefined)
     return laid_out
-
-
-def tips(*shorthands: str) -> list[alt.Tooltip]:
-    """Tooltips of these columns. Given as texts, Altair would compare each with all classes of its schema."""
-    return [alt.Tooltip(shorthand) for shorthand in shorthands]
-
-
-def _omitted(data: pl.DataFrame, order: Sequence[str]) -> Any:
-    """How many panels are not drawn, by which the page's script tells why a filter leaves nothing."""
-    left = 0 if _WORDS.get() is not None else data["panel"].n_unique() - len(order)
-    return {"omitted": left} if left else alt.Undefined
 
 
 def _heading(panel: str | None) -> list[str]:
@@ -357,19 +505,24 @@ def _heading(panel: str | None) -> list[str]:
     return lines
 
 
-def _title(title: str, data: pl.DataFrame, remark: str) -> alt.Title:
-    """A subtitle says where not all panels are drawn how to get the others, and what marks disturbed runs."""
-    words = alt.Title(title, anchor="start", fontSize=15, offset=12, color=INK)
+def _remarks(data: pl.DataFrame) -> list[str]:
+    """Where not all panels are drawn how to get the others, and what marks disturbed runs."""
     known, drawn = data["panel"].n_unique(), len(drawn_panels(data))
     told = []
     if drawn < known and _WORDS.get() is None:
         told = [f"{drawn} of {known} panels are drawn; the tables have all, and report --figure --panel draws any."]
-    if disturbed(data).any():
-        told.append(DISTURBED)
+    return [*told, DISTURBED] if disturbed(data).any() else told
+
+
+_SUBTITLE_LETTERS = 64
+"""Letters of a line of the subtitle above one column of panels."""
+
+
+def _title(title: str, remark: str, *, columns: int) -> alt.Title:
+    """The remark is the subtitle, in lines that are no wider than the panels."""
+    words = alt.Title(title, anchor="start", fontSize=15, offset=12, color=INK)
     if remark:
-        told.append(remark)
-    if told:
-        words.subtitle = " ".join(told)
+        words.subtitle = textwrap.wrap(remark, _SUBTITLE_LETTERS * columns)
     return words
 
 
@@ -449,115 +602,11 @@ def disturbed(data: pl.DataFrame) -> pl.Series:
     return known.fill_null(False)
 
 
-def pale(value: float) -> Any:
-    """An opacity, or less of it for disturbed runs."""
-    return alt.condition("datum.disturbed", alt.value(value / 2), alt.value(value))
+def pale(value: float, column: str = "disturbed") -> Any:
+    """An opacity, or half of it where this column is true."""
+    return alt.condition(f"datum.{column}", alt.value(value / 2), alt.value(value))
 
 
 def mark(data: pl.DataFrame) -> pl.Series:
     """What stands behind the label of each row."""
     return disturbed(data).replace_strict({True: DISTURBED_MARK, False: ""}, return_dtype=pl.String)
-
-
-SHAPES = ("circle", "triangle-up", "square", "diamond", "cross", "triangle-down")
-"""By number of devices, the fewest first."""
-
-
-def shapes(data: pl.DataFrame, legend: alt.Legend) -> alt.Shape:
-    """A shape for each number of devices."""
-    of = dict(data.select("configuration", "devices").unique(maintain_order=True).rows())
-    levels = sorted(set(of.values()))
-    shapes = [SHAPES[levels.index(devices) % len(SHAPES)] for devices in of.values()]
-    return alt.Shape("configuration:N", scale=alt.Scale(domain=list(of), range=shapes), legend=legend)
-
-
-MOST_TOLD = 4
-"""Configurations in order that one sentence names; of more, the first three and the last one."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sentence:
-    """A finding that says something of each configuration, one sentence for each group."""
-
-    rows: Callable[[Runs], pl.DataFrame] = summary
-    """A row per configuration."""
-    by: str | None = None
-    """The column that orders them, the smallest first; those without it are left out. None: they are in order."""
-    descending: bool = False
-    each: Callable[[dict[str, Any]], str]
-    """What is said of a row."""
-    whole: str | Callable[[pl.DataFrame], str]
-    """The sentence, with {} where what is said of the rows stands."""
-    nothing: str
-    """Where there is no row."""
-    sep: str = "; "
-    group: str = "group"
-    ranks: bool = True
-    """Whether the order says which is better: then the sentence says where it may not, and why."""
-    footnote: str = ""
-    """A line below the sentences."""
-    more: Callable[[Runs], list[str]] = lambda runs: []
-    """Further lines, also where there is no row."""
-
-    def __call__(self, runs: Runs) -> str:
-        """The finding about these runs."""
-        rows = self.rows(runs)
-        rows = rows if self.by is None else rows.drop_nulls(self.by)
-        told = per_group(rows, self._ranked if self.ranks else self._of, by=self.group, every=True)
-        works = rows[self.group].n_unique()
-        why = _not_ranked(unlike_groups(runs), rows, by=self.group) if told and self.ranks else {}
-        for reason, groups in why.items():
-            of = "each kind of work" if len(groups) == works else text.listed(groups, sep="; ")
-            where = f"Of {of}, " if works > 1 else "But "
-            told += f"\n{where}this does not rank them, since {reason} (see the warnings)."
-        lines = [told, self.footnote if told else "", *self.more(runs)]
-        return "\n".join(filter(None, lines)) or self.nothing
-
-    def _of(self, rows: pl.DataFrame) -> str:
-        if self.by is not None:
-            rows = rows.sort(self.by, descending=self.descending, maintain_order=True)
-        whole = self.whole if isinstance(self.whole, str) else self.whole(rows)
-        each = [self.each(row) for row in rows.iter_rows(named=True)]
-        if self.by is None or len(each) <= MOST_TOLD:
-            return whole.format(text.listed(each, most=MOST_TOLD if self.by else 3, sep=self.sep))
-        return whole.format(f"{text.listed(each[:-1], sep=self.sep)}{self.sep}at the other end {each[-1]}")
-
-    def _ranked(self, rows: pl.DataFrame) -> str:
-        """Configurations of which others disturbed runs are told of behind the others, so that they are neither first
-        nor last.
-        """
-        marked = pl.col("disturbed").fill_null(False)
-        parts = [part for part in (rows.filter(~marked), rows.filter(marked)) if part.height]
-        return "; apart from these, ".join(filter(None, map(self._of, parts)))
-
-
-def _not_ranked(unlike: Mapping[str, Issue], rows: pl.DataFrame, *, by: str) -> dict[str, list[str]]:
-    """Why configurations are not ranked → the groups of which that is true, among those that have a sentence."""
-    found: dict[str, list[str]] = defaultdict(list)
-    for (group,), members in islice(rows.group_by(by, maintain_order=True) if rows.height else (), MOST_SENTENCES):
-        disturbed = members.filter(pl.col("disturbed").fill_null(False))["configuration"].to_list()
-        issue = next((unlike[each] for each in members["group"] if each in unlike), None)
-        if issue is not None or disturbed:
-            found[issue.brief if issue else f"others disturbed runs of {text.listed(disturbed)}"].append(str(group))
-    return found
-
-
-MOST_SENTENCES = 4
-"""Groups that have a sentence of their own."""
-
-
-def per_group(
-    rows: pl.DataFrame, sentence: Callable[[pl.DataFrame], str], *, by: str = "group", every: bool = False
-) -> str:
-    """The sentence about the rows of each group, but for empty ones; of several groups each gets a line with its name.
-
-    Empty where there is no sentence. `every`: no group's sentence is empty, so those that are not shown are not made.
-    """
-    groups = rows[by].n_unique() if rows.height else 0
-    of_groups = ((str(group), sentence(members)) for (group,), members in rows.group_by(by, maintain_order=True))
-    sentences = [(group, words) for group, words in islice(of_groups, MOST_SENTENCES if every else None) if words]
-    if len(sentences) == 1:
-        return sentences[0][1][:1].upper() + sentences[0][1][1:] + "."
-    more = (groups if every else len(sentences)) - MOST_SENTENCES
-    lines = [f"{group}: {words}." for group, words in sentences[:MOST_SENTENCES]]
-    return "\n".join(lines + ([f"The others: see the table ({more})."] if more > 0 else []))

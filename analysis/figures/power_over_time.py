@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import altair as alt
 import numpy as np
 import polars as pl
 
 from analysis import text
 from analysis.comparison.configurations import displayed
-from analysis.figures.chart import NAMES, PANEL_WIDTH, Own, Sentence, drawn_panels, pale, panels, records, series, tips
+from analysis.figures.chart import NAMES, drawn_panels
+from analysis.figures.finding import Sentence
+from analysis.figures.lines import Axis, Lines
 from analysis.runs.reader import once, read_samples
 from parallelbench.errors import ConfigError
 
@@ -22,9 +23,8 @@ if TYPE_CHECKING:
 
     Values = npt.NDArray[np.float64]
 
-MOST_POINTS, FEWEST_OF_LINE, MOST_OF_LINE = 6_000, 30, 240
+_MOST_POINTS, _FEWEST_OF_LINE, _MOST_OF_LINE = 6_000, 30, 240
 """Of all lines together, and of one."""
-SECONDS = alt.Axis(tickCount=8)
 GAP = 10
 """Nothing is known between samples that lie this many times as far apart as half of a GPU's samples do at most."""
 
@@ -33,23 +33,6 @@ def _known_lines(runs: Runs) -> pl.DataFrame:
     """None where none was measured."""
     data = lines(runs)
     return data if data["value"].count() else data.clear()
-
-
-def _draw(data: pl.DataFrame, runs: Runs) -> alt.FacetChart:
-    """A line per configuration: power of all its GPUs in W against the seconds since the first epoch began."""
-    x = alt.X("x:Q", title="Seconds since the first epoch began", axis=SECONDS, scale=alt.Scale(nice=False))
-    y = alt.Y("value:Q", title="Power of all GPUs (W)")
-    key: dict[str, Any] = series(data, runs)
-    base = alt.Chart(records(data.drop("length_s", "resumed"))).properties(width=PANEL_WIDTH, height=200)
-    line = base.mark_line(strokeWidth=1.6).encode(x=x, y=y, opacity=pale(1.0), **key)
-    tooltip = [
-        *tips("configuration:N", "repeat:N"),
-        alt.Tooltip("x:Q", title="seconds", format=".4~g"),
-        alt.Tooltip("value:Q", title=y["title"], format=".4~g"),
-    ]
-    known = base.transform_filter("datum.value != null")
-    points = known.mark_point(size=40, opacity=0).encode(x=x, y=y, color=key["color"], tooltip=tooltip)
-    return panels(alt.layer(line, points), data, own_axes=True)
 
 
 def _finding(runs: Runs) -> str:
@@ -98,7 +81,7 @@ def _lines(runs: Runs, drawn: tuple[str, ...]) -> pl.DataFrame:
     if chosen.is_empty():
         return chosen.with_columns(value=pl.lit(None, pl.Float64))
     shown = chosen.filter(pl.col("panel").is_in(drawn))
-    of_line = min(MOST_OF_LINE, max(FEWEST_OF_LINE, MOST_POINTS // shown.height))
+    of_line = min(_MOST_OF_LINE, max(_FEWEST_OF_LINE, _MOST_POINTS // shown.height))
     windows = {row["run_id"]: row for row in _windows(runs, shown["run_id"]).iter_rows(named=True)}
     known = [row for row in shown.iter_rows(named=True) if row["run_id"] in windows]
     points = [_points(row, windows[row["run_id"]], of_line) for row in known]
@@ -182,10 +165,13 @@ def means(times: Values, powers: Values, edges: Values) -> Values:
     return found
 
 
-power_over_time = Own(
+power_over_time = Lines(
     order=10,
     title="Power of all GPUs over time, one run of each configuration",
     rows=_known_lines,
-    draw=_draw,
+    x=Axis("linear", "Seconds since the first epoch began"),
+    y=Axis("zero", "Power of all GPUs (W)"),
+    own_axes=True,
+    points=False,
     finding=_finding,
 )

@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import altair as alt
 import polars as pl
 
 from analysis import text
-from analysis.comparison.configurations import displayed, prepared, summary
-from analysis.comparison.work import groups_across, natural
+from analysis.comparison.configurations import displayed, summary
+from analysis.comparison.work import natural
 from analysis.figures.chart import (
     PANEL_WIDTH,
     Chart,
-    Sentence,
     label_marks,
     mark,
     names_axis,
+    pale,
     panel,
     panels,
-    per_group,
     records,
     scale,
-    tips,
     written,
 )
+from analysis.figures.finding import Sentence, per_group
 from analysis.metrics.runs import KINDS_SENT, PHASES, phase_times
 
 if TYPE_CHECKING:
@@ -36,8 +35,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Stacked(Chart):
-    """Stacked bars: `rows` has a row per bar, with group, panel, configuration, `total`, `label`, and a column per part
-    (null: none).
+    """Stacked bars: `rows` has a row per bar, with group, panel, configuration, `total`, `label`, `disturbed`, and a
+    column per part (null: none). Disturbed bars are pale.
     """
 
     part: str
@@ -45,24 +44,30 @@ class Stacked(Chart):
     colours: Mapping[str, str]
     """Of the parts, from left to right."""
     axis: str
-    unit: str
+    NEEDED: ClassVar[tuple[str, ...]] = ("group", "panel", "configuration", "total", "label", "disturbed")
 
     def drawn(self, data: pl.DataFrame, runs: Runs) -> alt.FacetChart:
         """Each panel has its own axes."""
+        data = data.with_columns(label=pl.col("label") + mark(data))
         data = _stacked(data, list(self.colours), self.part)
+        words = pl.format("{}; {}: {}", "configuration", self.part, written(text.number, "value"))
+        data = data.with_columns(words=words + f" ({self.axis})")
         y = names_axis(data)
         base = alt.Chart(records(data)).properties(width=PANEL_WIDTH, height={"step": 30})
-        bar = base.mark_bar(height={"band": 0.68}, opacity=0.9).encode(
+        bar = base.mark_bar(height={"band": 0.68}).encode(
             x=alt.X("from:Q", title=self.axis, axis=alt.Axis(tickCount=5)),
             x2=alt.X2("to:Q"),
             y=y,
             color=alt.Color(f"{self.part}:N", scale=scale(self.colours), legend=alt.Legend(title=None)),
-            tooltip=[
-                *tips("configuration:N", f"{self.part}:N"),
-                alt.Tooltip("value:Q", title=self.unit, format=".4~g"),
-            ],
+            opacity=pale(0.9),
+            description=alt.Description("words:N"),
         )
         return panels(alt.layer(bar, *label_marks(base, y, at="total")), data, own_axes=True)
+
+    def table(self, data: pl.DataFrame, runs: Runs) -> pl.DataFrame:
+        """A row per bar: group, panel, configuration, the parts that any bar has, and the sum, which is the axis's."""
+        parts = [name for name in self.colours if data[name].count()]
+        return data.select("group", "panel", "configuration", *parts, pl.col("total").alias(self.axis))
 
 
 def _stacked(data: pl.DataFrame, parts: list[str], part: str) -> pl.DataFrame:
@@ -104,7 +109,7 @@ def _in_mebibytes(runs: Runs) -> pl.DataFrame:
         kinds = {name: pl.col(f"{kind}_{total}") / text.MIB for kind, (name, _) in _SENT.items()}
         rows = sent.select(
             "group", "configuration", total=pl.col(total) / text.MIB, label=written(text.sent, total), **kinds
-        )
+        ).with_columns(disturbed=pl.lit(False))  # bytes rest on no clock
         parts.append(panel(rows, label))
     return pl.concat(parts).sort(natural("group"), maintain_order=True)
 
@@ -139,7 +144,6 @@ communication = Stacked(
     part="kind",
     colours=dict(_SENT.values()),
     axis="Sent per step (MiB)",
-    unit="MiB per step",
     finding=lambda runs: (
         per_group(_sent(runs), _least_and_most) or "No run that counts sent anything between processes."
     ),
@@ -174,7 +178,7 @@ def _in_milliseconds(runs: Runs) -> pl.DataFrame:
     total = pl.col("step_time_s") * 1e3
     times = {name: pl.col(f"{phase}_s") * 1e3 for phase, (name, _) in _SPENT.items()}
     rows = measured.select("group", "configuration", "disturbed", total=total, **times)
-    label = written(lambda total_ms: f"{text.number(total_ms)} ms", "total") + mark(measured)
+    label = written(lambda total_ms: f"{text.number(total_ms)} ms", "total")
     return panel(rows.with_columns(label=label), "Mean over ranks, steps and repeats")
 
 
@@ -192,7 +196,6 @@ attribution = Stacked(
     part="phase",
     colours=dict(_SPENT.values()),
     axis="Time per step (ms)",
-    unit="ms per step",
     finding=Sentence(
         rows=_phases,
         each=_shares,
@@ -201,75 +204,4 @@ attribution = Stacked(
         footnote="Measured in steps of their own after the last epoch, which enter no other figure.",
         nothing="No run that counts was attributed: measure.attribution_steps=20 says what its steps are spent on.",
     ),
-)
-
-
-_PREPARING = {
-    "start_s": ("start and imports", "#999999"),
-    "read_s": ("reading", "#f0e442"),
-    "take_in_s": ("taking in", "#56b4e9"),
-    "compute_s": ("the recipe", "#0072b2"),
-    "give_out_s": ("giving out", "#009e73"),
-}
-
-
-def _engines(runs: Runs) -> pl.DataFrame:
-    """Times of preprocessing in a new process, medians over repeats: a row per engine, recipe and kind of work."""
-    works = groups_across(runs, ("preprocess",))
-    columns = {"group": "run_id", "configuration": "preprocess_engine", "recipe": "preprocess_recipe"}
-    first = runs.select("preprocess", "run_id", "execution", *_PREPARING).filter(pl.col("execution") == 1)
-    times = ("preprocess_cold_time_s", "preprocess_warm_time_s")
-    named = prepared(runs).select("run_id", *times, "preprocess_threads", **columns)
-    named = named.with_columns(group=pl.col("group").replace_strict(works, default=None, return_dtype=pl.String))
-    several = named["preprocess_threads"].n_unique() > 1
-    engine = pl.format("{} × {}", "configuration", "preprocess_threads") if several else pl.col("configuration")
-    return (
-        named.join(first, on="run_id")
-        .with_columns(configuration=engine, panel=pl.format("{} — {}", "group", "recipe"))
-        .group_by("group", "panel", "recipe", "configuration")
-        .agg(pl.col(*_PREPARING).median(), total=pl.col(times[0]).median(), warm=pl.col(times[1]).median())
-        .sort(natural("group"), "recipe", "total")
-    )
-
-
-def _to_first_result(runs: Runs) -> pl.DataFrame:
-    parts = {name: part for part, (name, _) in _PREPARING.items()}
-    return _engines(runs).select(
-        "group", "panel", "configuration", "total", label=written(_cold_and_warm, "total", "warm"), **parts
-    )
-
-
-def _cold_and_warm(row: dict[str, float | None]) -> str:
-    warm = "" if row["warm"] is None else f", warm {text.number(row['warm'] * 1e3)} ms"
-    return f"{text.number(row['total'])} s{warm}"
-
-
-def _of_recipes(runs: Runs) -> str:
-    """The times of each recipe's engines, cold and warm. It names no fastest: nothing here says what is chance."""
-    measured = _engines(runs)
-    if measured.is_empty():
-        return "No run that counts was preprocessed: preprocess.engine and preprocess.recipe choose how."
-    lines, named = [], "panel" if measured["group"].n_unique() > 1 else "recipe"
-    for (recipe,), rows in measured.group_by(named, maintain_order=True):
-        words = f"{recipe}: the first result comes after {_of_engines(rows, 'total')}"
-        warm = rows.drop_nulls("warm")
-        lines.append(words if warm.is_empty() else f"{words}; once warm it takes {_of_engines(warm, 'warm')}")
-    return f"{text.listed(lines, sep='; ')}; these are medians over repeats, and no verdict."
-
-
-def _of_engines(rows: pl.DataFrame, column: str) -> str:
-    """ "0.52 s with numpy and 0.71 s with polars", the smallest first."""
-    times = rows.sort(column).select(column, "configuration").rows()
-    return text.listed([f"{text.number(time)} s with {engine}" for time, engine in times], most=len(times))
-
-
-preprocessing = Stacked(
-    order=19,
-    title="What preprocessing costs",
-    rows=_to_first_result,
-    part="part",
-    colours=dict(_PREPARING.values()),
-    axis="Time to the result (s)",
-    unit="s",
-    finding=_of_recipes,
 )

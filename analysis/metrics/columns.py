@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from analysis.metrics.tokens import in_nats, model_flop_per_token, peak_flop_per_s, perplexity
-from parallelbench.results.declaration import Column, Over, Place, Show, count, flag, share, text
+from parallelbench.results.declaration import Column, Over, Place, Show, Window, count, flag, share, text
 from parallelbench.results.tables import TABLES
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ _EXPRESSIONS: dict[Over, Callable[[pl.Expr], pl.Expr]] = {
     Over.MAX: pl.Expr.max,
     Over.MIN: pl.Expr.min,
     Over.LAST: lambda values: values.drop_nulls().last(),
+    Over.ANY: pl.Expr.max,
     Over.BITS: _bits,
     Over.FLAGS: _flags,
     Over.FIRST: lambda values: values.drop_nulls().first(),
@@ -74,11 +75,22 @@ _EXPRESSIONS: dict[Over, Callable[[pl.Expr], pl.Expr]] = {
 }
 
 
-def _count_known(flags: pl.Expr) -> pl.Expr:
-    """How many of these are true, as far as is known; null where nothing is."""
-    return pl.when(flags.is_not_null().any()).then(flags.sum())
+def _of_site(key: str) -> pl.Expr:
+    """A number of the run's site; null where it has none."""
+    return pl.col("config_json").str.json_path_match(f"$.site.{key}").cast(pl.Float64, strict=False)
 
 
+def _energy_j() -> pl.Expr:
+    """Of a training: GPUs and, where known, processors; on CPUs processors."""
+    gpus, processors = pl.col("training_gpu_energy_j"), pl.col("training_cpu_energy_j")
+    on_gpus = pl.col("device_type") == "cuda"
+    return pl.when(on_gpus).then(gpus + processors.fill_null(0.0)).otherwise(processors)
+
+
+WARM_UP = pl.col("epoch") == pl.col("epoch").min().over("run_id", "attempt")
+"""Of rows of an epoch each: whether it is the first of its attempt."""
+FEWEST_STEPS = {50: 1, 95: 20, 99: 100}
+"""Percentile → fewest sampled steps of which it is given: of fewer, less than one lies beyond it."""
 _STEADY = ~pl.col("warm_up")
 _SLOWEST_S = pl.col("slowest_epoch_time_s")
 _COMPLETE = pl.col("epochs_finished") == pl.col("epochs")
@@ -87,12 +99,12 @@ _AT_ONCE = pl.col("resumed_after").is_null()
 
 # A column takes one line, or as few as its words do: the formatter would give each argument one.
 # fmt: off
-_OTHERWISE = "the data are not tokens, or an older release measured it"
+_OTHERWISE = "the data are not tokens"
 _NO_NATS = f"{_OTHERWISE}, or `loss` is not cross entropy with whole labels"
 OF_TOKENS = (
     Metric("tokens_per_s", "tokens trained on per second: tokens_per_sample × throughput_samples_per_s",
         null=f"{_OTHERWISE}, or no epoch but each attempt's first one", repeats=Over.MEDIAN, heading="Token throughput",
-        where_known=True,
+        where_known=True, window="steady",
         row=pl.col("tokens_per_sample") * pl.col("throughput_samples_per_s")),
     Metric("model_flop_per_token", "floating-point operations of training on a token, without what is computed twice: "
         "6·N + 12·L·H·Q·T, as in appendix B of PaLM (arXiv 2204.02311), with the parameters of matrices as N; from the "
@@ -106,7 +118,7 @@ OF_TOKENS = (
         row=peak_flop_per_s()),
     Metric("mfu", "model FLOP utilisation: model_flop_per_token × tokens_per_s ÷ (devices × peak_flop_per_s)",
         null="one of these is null", repeats=Over.MEDIAN, heading="MFU of the measured peak", where_known=True,
-        type="float64", unit="share",
+        type="float64", unit="share", window="steady",
         row=pl.col("model_flop_per_token") * pl.col("tokens_per_s") / (pl.col("devices") * pl.col("peak_flop_per_s"))),
     Metric("final_loss_per_token", "test_loss after the last epoch, in nats per token",
         null=f"the run did not finish, {_NO_NATS}", repeats=Over.MEDIAN, heading="Final test loss, nats per token",
@@ -120,18 +132,14 @@ OF_TOKENS = (
 
 
 PER_EPOCH = (
-    Metric("training_time_s", "sum of slowest_epoch_time_s up to and with this epoch",
+    Metric("training_time_s", "sum of slowest_epoch_time_s up to and with this epoch", window="whole",
         null="the run was resumed, so it has warmed up more than once",
         row=pl.when(pl.col("attempt").n_unique().over("run_id") == 1).then(_SLOWEST_S.cum_sum().over("run_id"))),
     Metric("epoch_throughput_samples_per_s", "samples trained on over all data shards ÷ slowest_epoch_time_s",
+        window="steady",
         row=pl.col("train_samples") / _SLOWEST_S),
     Metric("warm_up", "whether it is the first epoch of an attempt",
-        type="bool", row=pl.col("epoch") == pl.col("epoch").min().over("run_id", "attempt")),
-    Column("lost_share", "time that others kept a rank off a core ÷ slowest_epoch_time_s, of the rank that lost most; "
-        "above 1 if it lost several cores; where short epochs were disturbed together, of these together",
-        null="no rank measured it"),
-    flag("disturbed", "whether others took more of it, or of short epochs together, than the limit of "
-        "docs/measurement.md, or computed on one of its GPUs", null="not measured"),
+        type="bool", row=WARM_UP),
     Column("perplexity", "exponential of test_loss, which is in nats per token", null=_NO_NATS),
 )
 """What is computed of each epoch, besides plain aggregates."""
@@ -144,51 +152,94 @@ _NOT_COUNTED = "not counted on every rank"
 
 
 sent = partial(Column, unit="bytes", null=_NOT_COUNTED, repeats=Over.MEDIAN)
+_WINDOWS: dict[Window, tuple[str, str]] = {
+    "first": ("the first epoch", "no epoch finished"),
+    "second": ("the second epoch", "not trained, or an attempt began with it"),
+    "steady": ("the epochs without each attempt's first one, taken together", "no such epoch"),
+    "whole": ("all epochs, taken together", "no epoch finished"),
+}
+DISTURBANCE = tuple(
+    column
+    for window, (epochs, null) in _WINDOWS.items()
+    for column in (
+        Column(f"{window}_lost_share", f"time that others kept a rank off a core ÷ its time, in {epochs}; of the rank "
+            "that lost most; above 1 if it lost several cores", null=f"{null}, or no rank measured it"),
+        flag(f"{window}_disturbed", f"whether others took more of {epochs}, than docs/measurement.md allows: of a "
+            "rank's cores, by computing on one of the GPUs, or since ranks stood still",
+            null=f"{null}, or not measured in all of it and, as far as it was, within the limit", repeats=Over.ANY),
+    )
+)
+"""Of a run's windows. What was measured in a disturbed one is shown, and compared with nothing."""
+_TAIL = (
+    "time of a sampled step on its slowest rank, in the epochs without each attempt's first one, and without each "
+    "epoch's first step"
+)
+_OWN_TIME = (
+    "time that a rank itself needs, as all wait for the slowest one: on CPUs its processor time, its loader's included "
+    "(waiting that spins is in it); of a user's program the time until its first backward pass; else, on GPUs, that of "
+    "attributed steps without communication and bubble"
+)
+_NO_OWN_TIME = "on GPUs without `measure.attribution_steps`, or communication was not told apart, or not measured"
 
 PER_RUN = (
     Metric("epochs_finished", "epochs that every rank finished", heading="Epochs finished", tables=("runs",),
         type="int32", epochs=pl.len(), row=pl.col("epochs_finished").fill_null(0)),
     Metric("first_epoch_time_s", "training window of epoch 1, warm-up included, on its slowest rank",
-        null="no epoch finished", repeats=Over.MEDIAN, heading="First epoch",
+        null="no epoch finished", window="first", repeats=Over.MEDIAN, heading="First epoch",
         epochs=_SLOWEST_S.filter(pl.col("epoch") == 1, pl.col("warm_up")).first()),
     Metric("second_epoch_time_s", "training window of epoch 2 on its slowest rank",
-        null="not trained, or an attempt began with it", repeats=Over.MEDIAN, heading="Second epoch", tables=("runs",),
+        null="not trained, or an attempt began with it", window="second", repeats=Over.MEDIAN, heading="Second epoch",
+        tables=("runs",),
         epochs=_SLOWEST_S.filter(pl.col("epoch") == 2, _STEADY).first()),
     Metric("steady_step_time_s", "slowest_epoch_time_s ÷ the epoch's optimizer steps: median over the epochs without "
         "each attempt's first one", null="no epoch but each attempt's first one, or no step in it", repeats=Over.MEDIAN,
-        heading="Step", tables=("runs",), show=Show.MILLISECONDS,
+        heading="Step", tables=("runs",), show=Show.MILLISECONDS, window="steady",
         epochs=(_SLOWEST_S / pl.col("steps")).filter(_STEADY, pl.col("steps") > 0).median()),
     Metric("steady_epochs", "epochs that every rank finished, without each attempt's first one", null="none",
         type="int32", epochs=pl.when(_STEADY.any()).then(_STEADY.sum())),
-    Metric("disturbed_epochs", "those of them that were disturbed, as far as it was measured",
-        null="not measured in any of them", heading="Disturbed epochs", tables=("runs",),
-        type="int32", epochs=_count_known(pl.col("disturbed").filter(_STEADY))),
-    Metric("largest_lost_share", "largest lost_share of any epoch without each attempt's first one",
-        null="not measured",
-        epochs=pl.col("lost_share").filter(_STEADY).max()),
+    *DISTURBANCE,
+    *(Column(f"step_time_p{percent}_s", f"{_TAIL}: percentile {percent}", null=f"fewer than {fewest} such steps",
+        window="steady", repeats=Over.MEDIAN, heading=f"Step, p{percent}", show=Show.MILLISECONDS, where_known=True)
+      for percent, fewest in FEWEST_STEPS.items()),
+    Column("rank_imbalance", f"slowest ÷ median rank by the {_OWN_TIME}; median over these epochs or steps, without "
+        "each attempt's first epoch", null=f"one rank, or {_NO_OWN_TIME}", window="steady", repeats=Over.MEDIAN,
+        heading="Slowest ÷ median rank", where_known=True),
+    Column("node_imbalance", "slowest ÷ median node, likewise, each node by its median rank",
+        null=f"one node, or {_NO_OWN_TIME}", window="steady", repeats=Over.MEDIAN, heading="Slowest ÷ median node",
+        where_known=True),
+    count("slow_rank", "the rank that was the slowest most often, likewise", null=f"one rank, or {_NO_OWN_TIME}",
+        heading="Slowest rank", tables=("runs",), where_known=True),
+    share("slow_rank_share", "share of these epochs or steps in which it was", null=f"one rank, or {_NO_OWN_TIME}",
+        heading="Slowest rank, how often", tables=("runs",), where_known=True),
+    Metric("allocator_retries", "how often torch's allocator found no room on a GPU, and asked again after giving "
+        "its cache back, over all ranks and the epochs without each attempt's first one: above 0, a device was at its "
+        "memory's limit, and slower", null="no GPU, TensorFlow, a program, or no such epoch", repeats=Over.MAX,
+        heading="Allocator retries", where_known=True,
+        type="int32", epochs=aggregate(pl.col("allocator_retries_sum").filter(_STEADY), Over.SUM)),
     Metric("startup_without_parity_s", "launch to the end of the first step, without the parity check, which only this "
         "suite runs", null="not reached", repeats=Over.MEDIAN, heading="Start-up", tables=("configurations",),
         row=pl.col("startup_s") - pl.col("startup_parity_s").fill_null(0)),
     Metric("total_training_time_s", "sum over all epochs of the slowest rank's training window, warm-up included",
-        null=_SEVERAL, repeats=Over.MEDIAN, heading="Training", tables=("runs",),
+        null=_SEVERAL, window="whole", repeats=Over.MEDIAN, heading="Training", tables=("runs",),
         epochs=aggregate(_SLOWEST_S, Over.SUM), row=pl.when(_COMPLETE, _AT_ONCE).then("total_training_time_s")),
     Metric("total_time_s", "startup_without_parity_s + total_training_time_s − startup_first_step_s (step 1 belongs to "
-        "epoch 1)", null=_SEVERAL, repeats=Over.MEDIAN,
+        "epoch 1)", null=_SEVERAL, window="whole", repeats=Over.MEDIAN,
         row=pl.col("startup_without_parity_s") + pl.col("total_training_time_s") - pl.col("startup_first_step_s")),
     Metric("end_to_end_time_s", "preprocess_time_s, without executions after the first, + total_time_s: from the "
         "stored training set to the end of the training", null=f"nothing was preprocessed or trained, {_SEVERAL}",
-        repeats=Over.MEDIAN, heading="Preprocessing and training",
+        window="whole", repeats=Over.MEDIAN, heading="Preprocessing and training",
         row=pl.col("preprocess_time_s") - pl.col("_again_s").fill_null(0) + pl.col("total_time_s")),
     Metric("throughput_samples_per_s", "samples trained on per epoch over all data shards ÷ steady_epoch_time_s",
-        null="no epoch but each attempt's first one", repeats=Over.MEDIAN, heading="Throughput",
+        null="no epoch but each attempt's first one", window="steady", repeats=Over.MEDIAN, heading="Throughput",
         epochs=pl.col("train_samples").filter(_STEADY).median(),
         row=pl.col("throughput_samples_per_s") / pl.col("steady_epoch_time_s")),
     Metric("least_flop_per_s", "floating-point operations per second and device that this throughput takes at least: "
         "least_flop_per_sample × throughput_samples_per_s ÷ devices",
-        null="no throughput, or the model was not counted",
+        null="no throughput, or the model was not counted", window="steady",
         row=pl.col("least_flop_per_sample") * pl.col("throughput_samples_per_s") / pl.col("devices")),
     *OF_TOKENS,
     Metric("throughput_with_startup_samples_per_s", "samples trained on in all epochs ÷ total_time_s", null=_SEVERAL,
+        window="whole",
         epochs=pl.col("train_samples").sum(),
         row=pl.col("throughput_with_startup_samples_per_s") / pl.col("total_time_s")),
     text("memory_kind", "device: allocated by tensors on GPUs; host: resident set of the processes, on CPUs",
@@ -199,11 +250,15 @@ PER_RUN = (
         heading="Memory, largest process"),
     Column("peak_memory_device_bytes", "each device's peak over all epochs, the largest of them; where each process "
         "has one device, the same as peak_memory_max_bytes", null="not measured on every rank, or one process drives "
-        "several devices that share its memory (CPUs), or did so under a release that measured their sum alone (tables "
-        "before version 9)", repeats=Over.MEDIAN, heading="Memory, largest device"),
+        "several devices that share its memory (CPUs)", repeats=Over.MEDIAN, heading="Memory, largest device"),
     Column("peak_memory_sum_bytes", "each rank's peak over all epochs, as in peak_memory_max_bytes, their sum",
         null="not measured on every rank, or workers had ended by then",
         repeats=Over.MEDIAN, heading="Memory, all processes", brief="mem.\nMiB"),
+    share("memory_headroom", "1 − the peak ÷ memory_limit_bytes: on GPUs the fullest one's peak of what torch's "
+        "allocator held, without CUDA's own memory; on CPUs the peaks of the fullest node's ranks and "
+        "loaders, added up: pages that they share count for each, so it may be below 0",
+        null="the limit is unknown, not measured on every rank, or TensorFlow on GPUs", repeats=Over.MIN,
+        heading="Memory headroom", where_known=True),
     Column("bytes_sent_per_step_sum", f"{_SENT}: sum over all finished epochs and all ranks ÷ optimizer steps",
         unit="bytes", null=_NOT_COUNTED, repeats=Over.MEDIAN, heading="Sent per step by textbook, all processes",
         show=Show.SENT, brief="sent\nMiB"),
@@ -216,12 +271,25 @@ PER_RUN = (
     sent("activation_bytes_sent_per_step_busiest", "activations and their gradients among bytes_sent_per_step_busiest"),
     sent("parameter_bytes_sent_per_step_busiest", "parameters and buffers among bytes_sent_per_step_busiest"),
     Metric("gpu_energy_per_sample_j", "GPU energy of an epoch ÷ the samples trained on: median over the epochs without "
-        "each attempt's first one", null="no GPU, or no telemetry of all of them", repeats=Over.MEDIAN,
+        "each attempt's first one", null="no GPU, or no telemetry of all of them", window="steady", repeats=Over.MEDIAN,
         heading="GPU energy per sample", tables=("energy",),
         epochs=(pl.col("gpu_energy_j") / pl.col("train_samples")).filter(_STEADY).median()),
     Metric("gpu_hours", "devices × total_time_s ÷ 3600: start-up and training, without parity check and evaluation",
-        unit="h", null=f"no GPU, or {_SEVERAL}", repeats=Over.MEDIAN, heading="GPU-hours of a run", tables=("energy",),
+        unit="h", null=f"no GPU, or {_SEVERAL}", window="whole", repeats=Over.MEDIAN, heading="GPU-hours of a run",
+        tables=("energy",),
         row=pl.when(pl.col("device_type") == "cuda").then(pl.col("devices") * pl.col("total_time_s") / 3600)),
+    Metric("device_hours", "devices × total_training_time_s ÷ 3600: training alone, on devices of any kind", unit="h",
+        null=_SEVERAL, window="whole", repeats=Over.MEDIAN, heading="Device-hours of training", tables=("energy",),
+        row=pl.col("devices") * pl.col("total_training_time_s") / 3600),
+    Metric("cost", "device_hours × site.price_per_device_hour, in that one's currency", type="float64",
+        null=f"the run's site names no price, {_SEVERAL}", window="whole", repeats=Over.MEDIAN,
+        heading="Cost of training", tables=("energy",), where_known=True,
+        row=pl.col("device_hours") * _of_site("price_per_device_hour")),
+    Metric("co2_g", "energy of the training windows × site.grams_co2_per_kwh: of all GPUs, and of the processors "
+        "where it was measured (RAPL, other programs' work included); on CPUs of these alone",
+        null=f"the run's site does not name it, no energy of an epoch, {_SEVERAL}", window="whole",
+        repeats=Over.MEDIAN, heading="CO₂ of training", tables=("energy",), where_known=True,
+        row=pl.when(_COMPLETE, _AT_ONCE).then(_energy_j() / 3.6e6 * _of_site("grams_co2_per_kwh"))),
     Metric("final_test_accuracy", "test accuracy after the last epoch", null=_UNFINISHED, repeats=Over.MEDIAN,
         heading="Final test accuracy", brief="test\nacc.", type="float64", unit="share",
         epochs=pl.col("test_accuracy").last(), row=pl.when(_COMPLETE).then("final_test_accuracy")),
@@ -249,18 +317,18 @@ PER_FACT = (
     text("exclusion", "why the run doesn't count in comparisons of time and memory", null="it counts",
         heading="Excluded from comparisons", tables=("runs",), show=Show.EXCLUSION, beside=("exclusion_detail",)),
     text("exclusion_detail", "the run's own reason for its exclusion", null="it has none"),
-    text("disturbed_columns", "columns, with blanks between them, whose value here rests on epochs that others "
-        "disturbed: times of one epoch, of all epochs, and to an accuracy", null="none", repeats=Over.FLAGS),
     flag("displayed", "whether the numbers of its configuration are computed from it: it counts, or others disturbed "
         "it and none of its configuration counts"),
     share("accuracy_target", "the accuracy of `report --target`; without it, the highest step of a fixed ladder of "
         "accuracies that more than half of each configuration's runs reach, found after training", null="one "
         "configuration reaches no step of the ladder", repeats=Over.SAME, heading="Target", tables=("energy",)),
     Column("time_to_accuracy_s", "training time to accuracy_target",
-        null="no target, a repeat of the configuration never reaches it, or the run was resumed", repeats=Over.MEDIAN),
+        null="no target, a repeat of the configuration never reaches it, or the run was resumed", window="whole",
+        repeats=Over.MEDIAN),
     Column("energy_to_accuracy_j", "the GPUs' energy while training to accuracy_target",
         null="no target, a repeat of the configuration never reaches it, an epoch without energy, or the run was "
-        "resumed", repeats=Over.MEDIAN, heading="GPU energy to the target accuracy", tables=("energy",)),
+        "resumed", window="whole", repeats=Over.MEDIAN, heading="GPU energy to the target accuracy",
+        tables=("energy",)),
 )
 """What `facts` adds to the table `run` and to `per_run`."""
 

@@ -1,25 +1,28 @@
-"""Whether others disturbed an epoch: they took a rank's cores, computed on its GPU, or made it stand still; and with
-how many such epochs a run is disturbed (`analysis.comparison.exclusions` leaves it out then).
+"""Whether others disturbed a run: they took its ranks' cores, computed on its GPUs, or made its ranks stand still.
 
-The limits are chosen, not derived: a planted busy program exceeds them, a test shows. See docs/measurement.md.
+A run is judged by windows: its first epoch, its second, its steady epochs, its whole training. A metric declares the
+window that it is measured in (`Column.window`). The limits are chosen, not derived: a test shows that a planted busy
+program exceeds them, and a quiet machine does not. See docs/measurement.md.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import polars as pl
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from analysis.metrics.columns import WARM_UP, facts_columns, per_epoch_columns
+from analysis.metrics.epochs import AS_TEXT, measured, numbered, numbered_epochs
+from analysis.runs.reader import once
+from parallelbench.results.declaration import Window
+from parallelbench.results.tables import TABLES
 
-SOURCES = ("others_time_s", "run_delay_s", "loader_cpu_time_s")
-"""Columns of `ranks`."""
-GPU_PROCESSES = "gpu_processes_max"
-SUSPENDED = "suspended_s"
-"""Columns of `epochs`."""
+if TYPE_CHECKING:
+    from analysis.runs.reader import Runs
+
+
 SHARE = 0.05
-"""Share of a core that others may take of an epoch."""
+"""Share of a window for which others may take a core, ranks may stand still, or a GPU may be shared."""
 SHARE_OF_FURTHER_CORES = 0.01
 """The same of each further core of a rank."""
 UNSURE_S = 0.03
@@ -27,118 +30,156 @@ UNSURE_S = 0.03
 UNSURE_OF_EACH_S = 0.015
 """Times √(n·c) the same of n epochs on c cores together, where that is more: 3.7 standard deviations of these errors.
 """
-POOL_S = 1.0
-"""Shorter steady epochs are also judged together, by pools of consecutive ones that take about so long."""
-OF_POOLS = ("others_signed_time_s", "run_delay_s", "loader_cpu_time_s")
-"""Columns of `ranks` that say what others took of several epochs."""
+WINDOWS: dict[Window, pl.Expr] = {
+    "first": pl.col("epoch") == 1,
+    "second": (pl.col("epoch") == 2) & ~pl.col("warm_up"),
+    "steady": ~pl.col("warm_up"),
+    "whole": pl.lit(True),
+}
+"""The epochs of each."""
+assert set(WINDOWS) == set(get_args(Window))
 
 
-_POOL = ("run_id", "attempt", "pool")
+def is_disturbed(runs: Runs, metric: str) -> frozenset[str]:
+    """The ids of the runs whose value of this metric was measured in a disturbed window.
+
+    `metric`: a column of `facts` or of `per_epoch`; of an epoch's the steady window is meant.
+    """
+    window = _window_of(metric)
+    return frozenset() if window is None else _disturbed_in(runs, window)
 
 
-def cores() -> pl.Expr:
-    """Cores of a rank, whose times are added up: those of all its devices; one where ranks have none of their own."""
-    of_devices = pl.col("devices") // pl.col("processes") * pl.col("cores_per_device")
-    return pl.max_horizontal(of_devices.fill_null(1), pl.lit(1)).alias("cores")
+def undisturbed_epochs(runs: Runs, metric: str) -> pl.DataFrame:
+    """`per_epoch` of numbered runs, without the epochs whose value of this metric was measured in a disturbed window.
+
+    That is the whole training for what adds up from its start, and otherwise each window that the epoch lies in.
+    """
+    rows, window = numbered_epochs(runs), _window_of(metric)
+    if window is None:
+        return rows
+    windows: tuple[Window, ...] = ("whole",) if window == "whole" else ("first", "second", "steady")
+    flags = rows.select("run_id", "epoch", "warm_up").join(
+        disturbances(runs), on="run_id", how="left", maintain_order="left"
+    )
+    disturbed = (WINDOWS[each] & pl.col(f"{each}_disturbed").fill_null(value=False) for each in windows)
+    return rows.filter(~flags.select(pl.any_horizontal(disturbed)).to_series())
 
 
-def lost_time_s() -> pl.Expr:
-    """Time that others kept a rank off a core, of the rank of an epoch that lost most.
+@once
+def partly_unmeasured(runs: Runs) -> frozenset[str]:
+    """The ids of the runs of which not every steady epoch's load was measured."""
+    return _ids(_judged(runs).filter(pl.col("disturbed").is_null(), window="steady"))
 
-    Where ranks have no cores of their own, it is what the training thread waited for a core. Loader workers may make it
-    wait, so nothing is said of a rank that has some.
+
+@once
+def disturbances(runs: Runs) -> pl.DataFrame:
+    """A row per run that has epochs: `run_id` (numbered), and of each window `…_lost_share` and `…_disturbed`."""
+    found = _judged(runs)
+    whole = found.filter(window="whole").select("run_id")
+    for window in WINDOWS:
+        columns = {f"{window}_{name}": pl.col(name) for name in ("lost_share", "disturbed")}
+        part = found.filter(window=window).select("run_id", **columns)
+        whole = whole.join(part, on="run_id", how="left", maintain_order="left")
+    return whole
+
+
+@once
+def rank_windows(runs: Runs) -> pl.DataFrame:
+    """A row per run, rank and window: `run_id` (numbered), `rank`, `window`, `cores` of the rank's own, and of the
+    window's `epochs` together their time `time_s`, what others took `others_s`, and the processor time of the rank with
+    its loader's workers `used_s`; `unmeasured`: epochs in which it is not known what others took.
+
+    Where ranks have no cores of their own, others took what the training thread waited for a core. Loader workers may
+    make it wait, so nothing is known of a rank that has some.
     """
     waited_s = pl.when(pl.col("loader_cpu_time_s").is_null()).then("run_delay_s")
-    return pl.coalesce("others_time_s", waited_s).max().alias("lost_time_s")
-
-
-def pooled_time_s() -> pl.Expr:
-    """`lost_time_s` of one rank in several epochs; null where one epoch's is."""
-    signed_s, waited_s = (pl.when(pl.col(name).null_count() == 0).then(pl.col(name).sum()) for name in OF_POOLS[:2])
-    without_workers = pl.col("loader_cpu_time_s").null_count() == pl.len()
-    return pl.coalesce(signed_s, pl.when(without_workers).then(waited_s)).alias("lost_time_s")
-
-
-def pool() -> pl.Expr:
-    """Number of a steady epoch's pool, within its attempt; the rest of an attempt belongs to its last whole pool.
-
-    Null of warm-up epochs. The rows of a run are in the order of its epochs.
-    """
-    attempt = ("run_id", "attempt")
-    time_s = pl.when(~pl.col("warm_up")).then("slowest_epoch_time_s")
-    number = ((time_s.cum_sum().over(attempt) - time_s) / POOL_S).floor()
-    last = (time_s.sum().over(attempt) / POOL_S).floor() - 1
-    return pl.min_horizontal(number, pl.when(time_s.is_not_null()).then(last.clip(0))).alias("pool")
-
-
-def lost_share() -> pl.Expr:
-    """`lost_time_s` ÷ the epoch's time."""
-    return (pl.col("lost_time_s") / pl.col("slowest_epoch_time_s")).alias("lost_share")
-
-
-def allowed_share() -> pl.Expr:
-    """Share of an epoch's time that others may take of a rank's `cores`, all together."""
-    return SHARE + SHARE_OF_FURTHER_CORES * (pl.col("cores") - 1)
-
-
-def taken(epochs: pl.Expr) -> pl.Expr:
-    """Whether others took more than they may of so many epochs, whose times are added up."""
-    share_s = allowed_share() * pl.col("slowest_epoch_time_s")
-    unsure_s = pl.max_horizontal(pl.lit(UNSURE_S), UNSURE_OF_EACH_S * (epochs * pl.col("cores")).sqrt())
-    return pl.col("lost_time_s") > share_s + unsure_s
-
-
-def suspended() -> pl.Expr:
-    """Whether ranks stood still for longer than others may keep one off a core."""
-    return pl.col(SUSPENDED) > SHARE * pl.col("slowest_epoch_time_s") + UNSURE_S
-
-
-def disturbed() -> pl.Expr:
-    """Whether an epoch was disturbed, by itself; null where nobody measured what others took."""
-    by_processes = taken(epochs=pl.lit(1.0))
-    on_gpus, stopped = pl.col(GPU_PROCESSES) > 1, suspended().fill_null(False)
-    found = by_processes.fill_null(False) | on_gpus.fill_null(False) | stopped
-    return pl.when(by_processes.is_not_null() | on_gpus.is_not_null() | stopped).then(found).alias("disturbed")
-
-
-def judged_in_pools(epochs: pl.DataFrame, read_ranks: Callable[[], pl.DataFrame]) -> pl.DataFrame:
-    """The epochs, of which short ones are disturbed, too, where others took too much of their pool on any rank.
-
-    `read_ranks`: `run_id`, `epoch`, `rank` and the columns of `OF_POOLS`.
-    """
-    if not (epochs["slowest_epoch_time_s"] < POOL_S).any():
-        return epochs
-    members = epochs.with_columns(pool()).drop_nulls("pool")
-    short = members.filter(pl.col("slowest_epoch_time_s") < POOL_S, pl.len().over(*_POOL) > 1)
-    if short.is_empty():
-        return epochs
-    members = members.join(short, on=_POOL, how="semi")
-    times = members.group_by(_POOL).agg(
-        pl.col("slowest_epoch_time_s").sum(), pl.col("cores").first(), pl.len().alias("epochs")
+    sources = ("epoch_time_s", "others_time_s", "run_delay_s", "cpu_time_s", "loader_cpu_time_s")
+    rows = numbered(runs, "ranks", "attempt", "epoch", "rank", *sources).lazy()
+    rows = rows.with_columns(
+        warm_up=WARM_UP,
+        others_s=pl.coalesce("others_time_s", waited_s),
+        used_s=pl.col("cpu_time_s") + pl.col("loader_cpu_time_s").fill_null(0.0),
     )
-    disturbed = (
-        read_ranks()
-        .join(members.select("epoch", *_POOL), on=("run_id", "epoch"))
-        .group_by(*_POOL, "rank")
-        .agg(pooled_time_s())
-        .join(times, on=_POOL)
-        .filter(taken(pl.col("epochs")))
-        .group_by(_POOL)
-        .agg(lost_share().max().alias("pooled_share"))
-    )
-    found = short.join(disturbed, on=_POOL).select("run_id", "epoch", "pooled_share")
-    joined = epochs.join(found, on=("run_id", "epoch"), how="left", maintain_order="left")
-    in_pool = pl.col("pooled_share").is_not_null()
-    return joined.with_columns(
-        disturbed=pl.when(in_pool).then(True).otherwise("disturbed"),
-        lost_share=pl.coalesce("pooled_share", "lost_share"),
-    ).drop("pooled_share")
+    parts = [
+        rows.filter(inside)
+        .group_by("run_id", "rank")
+        .agg(
+            pl.col("others_s", "used_s").sum(),
+            time_s=pl.col("epoch_time_s").sum(),
+            epochs=pl.len(),
+            unmeasured=pl.col("others_s").null_count(),
+            unused=pl.col("used_s").null_count(),
+        )
+        .with_columns(window=pl.lit(window))
+        for window, inside in WINDOWS.items()
+    ]
+    of_runs = numbered(runs, "run", "devices", "processes", "cores_per_device").select("run_id", cores=_cores())
+    together = pl.concat(parts).collect(engine="streaming").join(of_runs, on="run_id", how="left")
+    return together.with_columns(
+        others_s=pl.when(pl.col("unmeasured") < pl.col("epochs")).then("others_s"),
+        used_s=pl.when(pl.col("unused") < pl.col("epochs")).then("used_s"),
+    ).drop("unused")
 
 
-def rests_on_disturbed(disturbed: int | None, steady: int | None) -> bool:
-    """Whether a median over steady epochs may rest on disturbed ones.
+def taken() -> pl.Expr:
+    """Whether others took more than they may of a rank's cores, of rows of `rank_windows`."""
+    allowed = SHARE + SHARE_OF_FURTHER_CORES * (pl.col("cores") - 1)
+    return pl.col("others_s") > allowed * pl.col("time_s") + unsure_s()
 
-    While fewer than half of the epochs are disturbed, their median lies between the undisturbed ones, however slow the
-    others were.
+
+def unsure_s() -> pl.Expr:
+    """What the kernel may miscount of a rank's `cores` in so many `epochs`."""
+    return pl.max_horizontal(pl.lit(UNSURE_S), UNSURE_OF_EACH_S * (pl.col("epochs") * pl.col("cores")).sqrt())
+
+
+def _cores() -> pl.Expr:
+    """Cores of a rank, those of all its devices; one where ranks have none of their own."""
+    of_devices = pl.col("devices") // pl.col("processes") * pl.col("cores_per_device")
+    return pl.max_horizontal(of_devices.fill_null(1), pl.lit(1))
+
+
+@once
+def _judged(runs: Runs) -> pl.DataFrame:
+    """A row per run and window that has epochs: `lost_share`, and whether it is `disturbed`; null where nobody measured
+    what others took in all of its epochs, and what is known of it does not exceed the limits.
     """
-    return bool(disturbed and steady and 2 * disturbed >= steady)
+    of_ranks = (
+        rank_windows(runs)
+        .group_by("run_id", "window")
+        .agg(
+            lost_share=(pl.col("others_s").clip(0.0) / pl.col("time_s")).max(),
+            taken=taken().any(),
+            known=(pl.col("unmeasured") == 0).any(),
+        )
+    )
+    shared_s = pl.col("time_s").filter(pl.col("gpu_processes_max") > 1)
+    epochs = measured(runs).lazy().with_columns(time_s=pl.col("slowest_epoch_time_s"))
+    parts = [
+        epochs.filter(inside)
+        .group_by("run_id")
+        .agg(
+            stopped=pl.col("suspended_s").sum() > SHARE * pl.col("time_s").sum() + UNSURE_S,
+            shared=shared_s.sum() > SHARE * pl.col("time_s").sum(),
+            watched=pl.col("gpu_processes_max").null_count() == 0,
+        )
+        .with_columns(window=pl.lit(window))
+        for window, inside in WINDOWS.items()
+    ]
+    both = pl.concat(parts).collect().join(of_ranks, on=("run_id", "window"), how="left")
+    found = pl.any_horizontal(pl.col("taken", "stopped", "shared").fill_null(value=False))
+    known = pl.any_horizontal(pl.col("known", "watched").fill_null(value=False))
+    disturbed = pl.when(found).then(pl.lit(True)).when(known).then(pl.lit(False))
+    return both.select("run_id", "window", "lost_share", disturbed=disturbed)
+
+
+def _disturbed_in(runs: Runs, window: Window) -> frozenset[str]:
+    return _ids(_judged(runs).filter("disturbed", window=window))
+
+
+def _ids(rows: pl.DataFrame) -> frozenset[str]:
+    return frozenset(rows.select(AS_TEXT).to_series().to_list())
+
+
+def _window_of(metric: str) -> Window | None:
+    columns = (*facts_columns(), *per_epoch_columns(), *TABLES["epochs"])
+    return next((column.window for column in columns if column.name == metric), None)

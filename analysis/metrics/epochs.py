@@ -7,15 +7,6 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from analysis.metrics.columns import aggregates, epoch_aggregates, of_row, per_epoch_columns
-from analysis.metrics.disturbance import (
-    OF_POOLS,
-    SOURCES,
-    cores,
-    disturbed,
-    judged_in_pools,
-    lost_share,
-    lost_time_s,
-)
 from analysis.metrics.tokens import in_nats, perplexity
 from analysis.runs.published import finite
 from analysis.runs.reader import once
@@ -70,10 +61,7 @@ def run_and(column: str) -> pl.Expr:
 @once
 def measured(runs: Runs) -> pl.DataFrame:
     """`numbered_epochs` and `owned_samples`: those that its ranks say they trained on."""
-    of_devices = ("devices", "processes", "cores_per_device")
-    of_runs = numbered(runs, "run", *of_devices, "tokens_per_sample", "config_json").select(
-        "run_id", cores(), in_nats=in_nats()
-    )
+    of_runs = numbered(runs, "run", "tokens_per_sample", "config_json").select("run_id", in_nats=in_nats())
     of_tokens = pl.when("in_nats").then(perplexity("test_loss"))
     epochs = numbered(runs, "epochs", *(name for name in runs.epochs.columns if name != "run_id"))
     epochs = _in_order(epochs.with_columns(run_and("epoch")))
@@ -83,21 +71,21 @@ def measured(runs: Runs) -> pl.DataFrame:
         epochs.drop("_both")
         .hstack(of_ranks.drop("_both"))
         .join(of_runs, on="run_id", how="left", maintain_order="left")
-        .with_columns(lost_share(), disturbed(), *of_row(per_epoch_columns()), perplexity=of_tokens)
+        .with_columns(*of_row(per_epoch_columns()), perplexity=of_tokens)
     )
-    return judged_in_pools(finite(epochs), lambda: numbered(runs, "ranks", "epoch", "rank", *OF_POOLS))
+    return finite(epochs)
 
 
 @once
 def _over_ranks(runs: Runs) -> pl.DataFrame:
     """Of each epoch what its ranks measured, together."""
     plain = epoch_aggregates()
-    sources = dict.fromkeys((*(source.name for source, _ in plain), "train_samples", *SOURCES))
+    sources = dict.fromkeys((*(source.name for source, _ in plain), "train_samples"))
     return (
         numbered(runs, "ranks", "epoch", *sources)
         .lazy()
         .group_by(run_and("epoch"))
-        .agg(*aggregates(plain), lost_time_s(), owned_samples=_all_known("train_samples"))
+        .agg(*aggregates(plain), owned_samples=_all_known("train_samples"))
         .collect(engine="streaming")  # twice as fast here
     )
 

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from analysis.metrics.columns import aggregates, of_epochs, of_row, per_run_columns, row_aggregates, run_aggregates
+from analysis.metrics.disturbance import disturbances
 from analysis.metrics.epochs import AS_TEXT, measured, numbered, run_and
+from analysis.metrics.stragglers import imbalance, step_times
 from analysis.runs.published import TYPES, finite
 from analysis.runs.reader import once
 from parallelbench.errors import ConfigError
@@ -40,6 +42,9 @@ def per_run(runs: Runs) -> pl.DataFrame:
         _communication(runs),
         _parity(runs),
         _checks(runs),
+        disturbances(runs),
+        step_times(runs),
+        imbalance(runs),
         *of_rows,
     ):
         joined = joined.join(part, on="run_id", how="left", maintain_order="left")
@@ -65,11 +70,12 @@ def _prepared_again(runs: Runs) -> pl.DataFrame:
 
 @once
 def _per_rank(runs: Runs) -> pl.DataFrame:
-    """One row per run and rank: its peaks over all epochs, and what it sent in them; null where one epoch's is.
+    """One row per run and rank, with its node: its peaks over all epochs, and what it sent in them; null where one
+    epoch's is.
 
     Of host memory, a rank's includes what only its loader's workers hold.
     """
-    peaks = ("peak_allocated_bytes", "host_peak_rss_bytes")
+    peaks = ("peak_allocated_bytes", "peak_reserved_bytes", "host_peak_rss_bytes")
     of_workers = pl.when(pl.col("loader_cpu_time_s").is_null()).then(0).otherwise("loader_memory_bytes")
     kinds = [f"{kind}_bytes_sent" for kind in KINDS_SENT]
 
@@ -77,12 +83,12 @@ def _per_rank(runs: Runs) -> pl.DataFrame:
         return pl.when(pl.col(column).null_count() == 0).then(whole).alias(column)
 
     return (
-        numbered(runs, "ranks", "rank", *peaks, *kinds, "loader_cpu_time_s", "loader_memory_bytes")
+        numbered(runs, "ranks", "rank", "node", *peaks, *kinds, "loader_cpu_time_s", "loader_memory_bytes")
         .lazy()
         .with_columns(pl.col("host_peak_rss_bytes") + of_workers)
         .group_by(run_and("rank"))
         .agg(
-            pl.col("run_id", "rank").first(),
+            pl.col("run_id", "rank", "node").first(),
             *(known(peak, pl.col(peak).max()) for peak in peaks),
             *(known(kind, pl.col(kind).sum()) for kind in kinds),
         )
@@ -93,43 +99,63 @@ def _per_rank(runs: Runs) -> pl.DataFrame:
 
 
 def _memory(runs: Runs) -> pl.DataFrame:
-    """Peak memory per run: device memory of CUDA runs, host memory of CPU runs. Of devices see `_by_device`."""
+    """Peak memory per run, device memory of CUDA runs and host memory of CPU runs, and what it leaves of the limit."""
     kind = pl.col("device_type").replace_strict({"cuda": "device", "cpu": "host"}, default=None)
-    peak = pl.when(pl.col("memory_kind") == "device").then("peak_allocated_bytes").otherwise("host_peak_rss_bytes")
+    on_gpus = pl.col("memory_kind") == "device"
+    kinds = numbered(runs, "run", "device_type", "devices", "processes", "memory_limit_bytes").select(
+        "run_id", "memory_limit_bytes", memory_kind=kind, shared=pl.col("processes") < pl.col("devices")
+    )
+    ranks = _per_rank(runs).join(kinds, on="run_id")
+    ranks = ranks.with_columns(peak=pl.when(on_gpus).then("peak_allocated_bytes").otherwise("host_peak_rss_bytes"))
+    of_node = pl.when(pl.col("peak").null_count().over("run_id") == 0).then(pl.col("peak").sum().over("run_id", "node"))
     known = pl.col("peak").null_count() == 0
-    kinds = numbered(runs, "run", "device_type", "devices", "processes").select(
-        "run_id", kind.alias("memory_kind"), shared=pl.col("processes") < pl.col("devices")
+    reserved = pl.when(pl.col("peak_reserved_bytes").null_count() == 0).then(pl.col("peak_reserved_bytes").max())
+    fullest = (
+        pl.when(~on_gpus)
+        .then("_of_node")
+        .otherwise(pl.when("shared").then("peak_reserved_bytes_by_device").otherwise("_reserved"))
     )
     return (
-        _per_rank(runs)
-        .join(kinds, on="run_id")
-        .with_columns(peak=peak)
-        .group_by("run_id", "memory_kind", "shared")
+        ranks.with_columns(_of_node=of_node)
+        .group_by("run_id", "memory_kind", "shared", "memory_limit_bytes")
         .agg(
             pl.when(known).then(pl.col("peak").max()).alias("peak_memory_max_bytes"),
             pl.when(known).then(pl.col("peak").sum()).alias("peak_memory_sum_bytes"),
+            pl.col("_of_node").max(),
+            _reserved=reserved,
         )
         .join(_by_device(runs), on="run_id", how="left", maintain_order="left")
-        .with_columns(
-            peak_memory_device_bytes=pl.when("shared").then("_on_device").otherwise("peak_memory_max_bytes"),
+        .select(
+            "run_id",
+            "memory_kind",
+            "peak_memory_max_bytes",
+            "peak_memory_sum_bytes",
+            peak_memory_device_bytes=pl.when("shared")
+            .then("peak_allocated_bytes_by_device")
+            .otherwise("peak_memory_max_bytes"),
+            memory_headroom=1 - fullest / pl.col("memory_limit_bytes"),
         )
-        .drop("shared", "_on_device")
     )
 
 
 def _by_device(runs: Runs) -> pl.DataFrame:
-    """`run_id` and `_on_device`, the largest peak on any one device, of runs whose processes drive several.
+    """`run_id`, and the largest peak on any one device by its column of `ranks`, of runs whose processes drive several.
 
     Null where any rank and epoch lacks it. Few runs are of this kind, so few texts are read.
     """
+    names = ("peak_allocated_bytes_by_device", "peak_reserved_bytes_by_device")
     shared = numbered(runs, "run", "devices", "processes").filter(pl.col("processes") < pl.col("devices"))
-    name = "peak_allocated_bytes_by_device"
-    each = pl.col(name).str.split(",").list.eval(pl.element().cast(pl.Int64)).list.max()
-    rows = numbered(runs, "ranks", name) if shared.height else pl.DataFrame(schema=shared.schema | {name: pl.String})
+    empty = pl.DataFrame(schema=shared.select("run_id").schema | dict.fromkeys(names, pl.String))
+    rows = numbered(runs, "ranks", *names) if shared.height else empty
     return (
         rows.join(shared, on="run_id", how="semi")
         .group_by("run_id")
-        .agg(_on_device=pl.when(pl.col(name).null_count() == 0).then(each.max()))
+        .agg(
+            pl.when(pl.col(name).null_count() == 0)
+            .then(pl.col(name).str.split(",").list.eval(pl.element().cast(pl.Int64)).list.max().max())
+            .alias(name)
+            for name in names
+        )
     )
 
 

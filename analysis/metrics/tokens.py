@@ -10,7 +10,7 @@ from parallelbench.measure.layer_records import LayerCount
 FORWARD_AND_BACKWARD = 3
 """Backward does twice the forward's work."""
 _NATS = "parallelbench.optim.losses.CrossEntropy"
-"""The loss that is nats per token, and what all runs had before there were others."""
+"""The loss that is nats per token; configurations leave it out, as it is the usual one."""
 _PROBED = ("cpu fp32", "cuda fp16", "cuda bf16")
 """Kinds of devices and arithmetic whose peak the probe measures."""
 

@@ -15,6 +15,8 @@ from parallelbench.world.allowance import require_figures
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import altair as alt
+
     from analysis.figures import Figure
     from analysis.runs.reader import Runs
 
@@ -34,7 +36,7 @@ _LEGENDS = (4, 2, 1)
 def write_figure(runs: Runs, name: str, *, panel: str | None, width_mm: int, out: Path) -> tuple[Figure, list[Path]]:
     """Write the figure, or its panels that the words name, as PDF, SVG and PNG; returns it and the files.
 
-    A figure has no title, since its caption is one. Raises `ConfigError` for a figure or panel that does not exist,
+    Raises `ConfigError` for a figure or panel that does not exist,
     and for a figure that these runs can't fill; `StorageError`.
     """
     require_figures()
@@ -42,12 +44,21 @@ def write_figure(runs: Runs, name: str, *, panel: str | None, width_mm: int, out
         (figure,) = draw(runs, [name])
     if figure.chart is None:
         raise ConfigError(f"{name} can't be drawn from these runs: {figure.finding}")
-    image = fitted(specification(figure.chart), width_mm=width_mm)
+    image = fitted(captioned(figure.chart), width_mm=width_mm)
     words = list(dict.fromkeys(re.findall(r"\w+", (panel or "").lower())))
     stem = "-".join([name, *words, f"{width_mm}mm"])
     with storage_errors(out, option="--out DIR"):
         out.mkdir(parents=True, exist_ok=True)
         return figure, [_written(out / f"{stem}.{kind}", image) for kind in ("pdf", "svg", "png")]
+
+
+def captioned(chart: alt.FacetChart) -> dict[str, Any]:
+    """The chart as Vega-Lite as it stands beside a caption: without a title, and with legends of what is drawn."""
+    spec = specification(chart)
+    spec.pop("title", None)
+    rows = [row for data in spec["datasets"].values() for row in data]
+    _prune(spec["spec"], {row.get(name) for row in rows for name in ("variant", "configuration")})
+    return spec
 
 
 def _written(path: Path, image: str) -> Path:
@@ -73,10 +84,7 @@ def fitted(spec: dict[str, Any], *, width_mm: int) -> str:
     room, count = width_mm * _UNITS_PER_MM, len(spec["facet"]["sort"])
     columns = 1 if width_mm < PAGE_MM else min(2, count)
     spec = copy.deepcopy(spec)
-    spec.pop("title", None)
     spec["columns"] = columns
-    rows = [row for data in spec["datasets"].values() for row in data]
-    _prune(spec["spec"], {row.get(name) for row in rows for name in ("variant", "configuration")})
     for legend_columns in _LEGENDS:
         spec["config"]["legend"]["columns"] = legend_columns
         image = _drawn(spec, panel_width=_NARROWEST)

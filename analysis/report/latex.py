@@ -1,4 +1,4 @@
-"""The page's tables for a paper: LaTeX, with booktabs."""
+"""Tables for a paper: LaTeX, with booktabs."""
 
 from __future__ import annotations
 
@@ -7,13 +7,8 @@ import unicodedata
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from analysis import text
-
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-
-    from analysis.report.tables import Shown
-    from parallelbench.results.declaration import Column
 
 
 _APART = "\u2063"
@@ -64,8 +59,8 @@ _SPECIAL = _Characters(
         }.items()
     }
 )
-MOST_COLUMNS, LONG_HEADING = 6, 12
-"""Of a tabular, besides the first: with headings in two lines they fit on a page, in footnotesize."""
+LONG_HEADING = 12
+"""Letters of a heading that is set in one line."""
 MOST_ROWS = 50
 """Of a tabular with one line per row: so many fit on a page, in footnotesize. LaTeX breaks none."""
 MOST_FLOATS = 16
@@ -93,15 +88,6 @@ class Rows(NamedTuple):
 
 Captioned = Sequence[tuple[str, Sequence[Rows]]]
 """Captions, each with the tabulars below it."""
-
-
-def by_group(groups: Sequence[tuple[str, Sequence[Shown]]], columns: Sequence[Column]) -> Captioned:
-    """One table per group of like work, or several where it would be wider than a page, each with the first column.
-
-    Columns without any value are omitted.
-    """
-    words = "medians over the runs that count; *: it rests on what others disturbed"
-    return [(f"{group}: {words}", _across(rows, columns)) for group, rows in groups]
 
 
 def floats(captioned: Captioned, *, name: str, most: int = MOST_ROWS) -> str:
@@ -137,20 +123,6 @@ def _float(caption: str, rows: Rows, *, label: str) -> str:
     begin = [rf"\begin{{tabular}}{{@{{}}{''.join(rows.shape)}@{{}}}}", r"\toprule"]
     end = [r"\bottomrule", r"\end{tabular}", r"\end{table}", ""]
     return "\n".join([*above, *begin, head, r"\midrule", *body, *end])
-
-
-def _across(rows: Sequence[Shown], columns: Sequence[Column]) -> list[Rows]:
-    """Tabulars of as many columns as fit beside the first."""
-    name, *kept = [i for i in range(len(columns)) if any(row.cells[i].shown != text.MISSING for row in rows)]
-    count = max(1, -(-len(kept) // MOST_COLUMNS))
-    each = max(1, -(-len(kept) // count))
-    parts = [[name, *kept[start : start + each]] for start in range(0, len(kept), each)] or [[name]]
-    return [_of_columns(rows, columns, part) for part in parts]
-
-
-def _of_columns(rows: Sequence[Shown], columns: Sequence[Column], kept: list[int]) -> Rows:
-    shape = ["r" if columns[i].numeric else "l" for i in kept]
-    return Rows(shape, [columns[i].title for i in kept], [[row.cells[i].shown for i in kept] for row in rows])
 
 
 def _heading(title: str, side: str) -> str:

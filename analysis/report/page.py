@@ -1,14 +1,11 @@
 """Writes the report of a folder of runs: one HTML page that needs nothing else, the figures, and their tables.
 
-Vega is in it as one script that loads nothing, compressed, from a cache: bundling it takes longer than reading it.
+Each figure is drawn once: the page holds the SVG image that lies beside it.
 """
 
 from __future__ import annotations
 
-import base64
 import gc
-import gzip
-import hashlib
 import json
 import os
 import re
@@ -18,24 +15,23 @@ from collections import Counter, defaultdict
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import msgspec
 import polars as pl
 
 from analysis import text
-from analysis.cache import kept
 from analysis.comparison.configurations import facts, summary
 from analysis.comparison.exclusions import Exclusion, require_finished
 from analysis.comparison.verdict import SpeedVerdict
 from analysis.comparison.work import BASELINES, IS_BASELINE, IS_PROGRAM, natural
-from analysis.figures import draw, specification, svg
+from analysis.figures import draw, svg
 from analysis.metrics.columns import explained_columns, page_columns, tables_columns
 from analysis.metrics.epochs import per_epoch
 from analysis.metrics.runs import require_accuracy
-from analysis.report import answers, claims, latex, publication, warnings
+from analysis.report import answers, claims, publication, sentence, warnings
+from analysis.report.figure import captioned
+from analysis.report.svg import inlined
 from analysis.report.tables import Cell, Shown, Table, cells
 from analysis.report.warnings import environment, with_energy
 from analysis.runs.reader import load
@@ -48,7 +44,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from analysis.figures import Figure
-    from analysis.report.latex import Captioned
     from analysis.runs.reader import Runs
     from parallelbench.results.declaration import Column, Place
 
@@ -61,10 +56,16 @@ FILTERS = ("data", "model", "strategy", "devices")
 """Columns of `facts` by which the page can be filtered."""
 MOST_EPOCHS = 100_000
 """Most rows of the table of epochs as CSV. A longer table is Parquet, a hundredth as large."""
-MOST_RUNS = 500
-"""Most rows of the page's table of runs. A browser would take seconds to lay out more."""
+MOST_ROWS = {"configurations": 300, "energy": 300, "runs": 200}
+"""Most rows of a table of the page. A browser would take seconds to lay out more."""
 MOST_ON_PAPER = 100
-"""Most rows of that table that are printed while it is folded."""
+"""Most rows of the table of runs that are printed while it is folded."""
+MOST_VALUES = 60
+"""Most rows of the table of a figure's values."""
+MOST_QUOTED = 12
+"""Most sentences for a paper in the page."""
+MOST_PICTURED = 900_000
+"""Bytes of the images in the page: those of the first figures. The others lie beside it."""
 
 
 def write_report(
@@ -93,12 +94,12 @@ def write_report_of(runs: Runs, out: Path | str | None = None) -> Path:
             (temporary / "figures").mkdir(parents=True)
             (temporary / "tables").mkdir()
             figures = draw(runs)
-            specs = {
-                each.name: _write_figure(each, temporary / "figures") for each in figures if each.chart is not None
-            }
+            images = {each.name: svg(captioned(each.chart)) for each in figures if each.chart is not None}
+            for name, image in images.items():
+                (temporary / "figures" / f"{name}.svg").write_text(image, encoding="utf-8")
             _write_tables(runs, temporary / "tables")
             files = sorted(path.name for path in (temporary / "tables").iterdir() if path.suffix != ".tex")
-            (temporary / "index.html").write_text(redacted(render(runs, figures, specs, files)), encoding="utf-8")
+            (temporary / "index.html").write_text(redacted(render(runs, figures, images, files)), encoding="utf-8")
             _swap(temporary, final)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -142,19 +143,6 @@ def _swap(temporary: Path, final: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _write_figure(figure: Figure, folder: Path) -> str:
-    """Write its images; returns it as Vega-Lite, in JSON."""
-    import vl_convert
-
-    assert figure.chart is not None
-    spec = specification(figure.chart)
-    image = svg(spec)
-    (folder / f"{figure.name}.svg").write_text(image, encoding="utf-8")
-    (folder / f"{figure.name}.pdf").write_bytes(vl_convert.svg_to_pdf(image))
-    spec.pop("title", None)  # the page has it as a heading
-    return msgspec.json.encode(spec).decode()
-
-
 def script_json(value: Any) -> str:
     """JSON that can't end the script element around it."""
     return json.dumps(value).replace("<", "\\u003c")
@@ -162,9 +150,7 @@ def script_json(value: Any) -> str:
 
 def tables(runs: Runs) -> Iterator[Table]:
     """All that are written."""
-    configurations = summary(runs)
-    yield Table("configurations", configurations, _by_group(configurations, "configurations"))
-    yield Table("energy", captioned=_by_group(with_energy(configurations), "energy"))
+    yield Table("configurations", summary(runs), sentence.captioned(runs))
     yield publication.accuracy_table(publication.accuracies(runs))
     yield publication.experiment_table(publication.experiment(runs))
     yield publication.hyperparameter_table(publication.hyperparameters(runs))
@@ -173,11 +159,6 @@ def tables(runs: Runs) -> Iterator[Table]:
     names = ("table", "column", "unit", "meaning")
     columns = [(table, c.name, c.unit, c.doc) for table, listed in tables_columns().items() for c in listed]
     yield Table("columns", pl.DataFrame(columns, dict.fromkeys(names, pl.String), orient="row"))
-
-
-def _by_group(rows: pl.DataFrame, table: Place) -> Captioned:
-    columns = _columns(rows, table)
-    return latex.by_group(_grouped(rows, columns), columns)
 
 
 def _write_tables(runs: Runs, folder: Path) -> None:
@@ -190,8 +171,8 @@ def _write_tables(runs: Runs, folder: Path) -> None:
         epochs.write_parquet(folder / "epochs.parquet")
 
 
-def render(runs: Runs, figures: Sequence[Figure], specs: Mapping[str, str], files: Sequence[str] = ()) -> str:
-    """The page. `specs`: name of a figure with a chart → this as Vega-Lite; `files`: names of the tables beside it."""
+def render(runs: Runs, figures: Sequence[Figure], images: Mapping[str, str], files: Sequence[str] = ()) -> str:
+    """The page. `images`: name of a figure with a chart → its SVG; `files`: names of the tables beside it."""
     import jinja2
 
     templates = Path(__file__).parent / "templates"
@@ -200,12 +181,13 @@ def render(runs: Runs, figures: Sequence[Figure], specs: Mapping[str, str], file
         generator=GENERATOR,
         title=" + ".join(sorted(set(runs.run["sweep"]))),
         headline=answers.headline(runs),
+        quotes=_quotes(runs),
         programs=bool(facts(runs).select(IS_PROGRAM.any()).item()),
         matrix=matrix(runs),
         warnings=warnings.warnings(runs),
         measured=_measured(runs),
         files=files,
-        **_figures(figures),
+        **_figures(figures, images),
         configurations=_table(summary(runs), "configurations"),
         energy=_table(with_energy(summary(runs)), "energy"),
         **_runs_table(facts(runs)),
@@ -221,34 +203,48 @@ def render(runs: Runs, figures: Sequence[Figure], specs: Mapping[str, str], file
         environment={name: _few_values(values) for name, values in environment(runs).items()},
         css=(templates / "report.css").read_text(encoding="utf-8"),
         script=(templates / "report.js").read_text(encoding="utf-8"),
-        specs=packed(json.dumps(specs)),
-        vega=packed_vega(),
     )
 
 
-MOST_VALUES = 4
-"""Of an entry of the environment."""
+class Quotes(NamedTuple):
+    """What may be written in a paper: see `analysis.report.sentence`."""
+
+    sentences: list[str]
+    left: int
+    """Sentences that only `report --sentence` prints."""
+    latex: str
+
+
+def _quotes(runs: Runs) -> Quotes | None:
+    """None where these runs support no sentence."""
+    known = [each.text for each in sentence.sentences(runs) if each.text]
+    shown = known[:MOST_QUOTED]
+    return Quotes(shown, len(known) - len(shown), sentence.latex_table(runs)) if known else None
+
+
+_MOST_ENTRIES = 4
+"""Most values of an entry of the environment."""
 
 
 def _few_values(values: Sequence[str]) -> list[str]:
     """Without decimals that nobody reads; of very many, the first, or the least and the most of numbers."""
     numbers = [float(value) for value in values if re.fullmatch(r"-?\d+(\.\d+)?", value)]
-    if len(numbers) == len(values) > MOST_VALUES:
+    if len(numbers) == len(values) > _MOST_ENTRIES:
         return [f"{text.number(min(numbers))} to {text.number(max(numbers))} ({len(values)} values)"]
     rounded = [f"{float(value):.3g}" if re.fullmatch(r"-?\d+\.\d{5,}", value) else value for value in values]
-    more = len(values) - MOST_VALUES
-    return rounded[:MOST_VALUES] + ([f"… {more} more value{'s' if more > 1 else ''}"] if more > 0 else [])
+    more = len(values) - _MOST_ENTRIES
+    return rounded[:_MOST_ENTRIES] + ([f"… {more} more value{'s' if more > 1 else ''}"] if more > 0 else [])
 
 
 def _runs_table(rows: pl.DataFrame) -> dict[str, Any]:
     """The table of runs with its caption. Of very many runs, excluded ones come first."""
-    every = rows
+    most, every = MOST_ROWS["runs"], rows
     caption = "Every run with its outcome and, if it is excluded, the reason."
-    if rows.height > MOST_RUNS:
+    if rows.height > most:
         # Choose excluded runs first; then restore the order of the table of configurations.
-        first = rows.with_row_index("place").sort(pl.col("exclusion").is_null(), maintain_order=True).head(MOST_RUNS)
+        first = rows.with_row_index("place").sort(pl.col("exclusion").is_null(), maintain_order=True).head(most)
         caption = (
-            f"{MOST_RUNS} of {rows.height:,} runs, excluded ones first, with the outcome and the reason. "
+            f"{most} of {rows.height:,} runs, excluded ones first, with the outcome and the reason. "
             "The others are in the file."
         )
         rows = first.sort("place")
@@ -272,16 +268,77 @@ ANSWERS = ("runtime", "scaling", "memory", "accuracy")
 learns. The others are a click away."""
 
 
-def _figures(figures: Sequence[Figure]) -> dict[str, list[Figure]]:
+class Values(NamedTuple):
+    """A figure's numbers as a table of the page, by kind of work: for readers of screens, and to copy."""
+
+    columns: list[str]
+    numeric: list[bool]
+    groups: list[tuple[str | None, list[tuple[str | None, list[str]]]]]
+    """Name of the group, if rows have one → configuration and cells of each row."""
+    shown: int
+    known: int
+
+
+class PageFigure(NamedTuple):
+    """A figure of the page: what it shows in words, the image, and the numbers."""
+
+    name: str
+    title: str
+    caption: str
+    more: str
+    """What is folded of its caption."""
+    image: str
+    """Markup; empty: it lies beside the page."""
+    values: Values | None
+
+
+def _figures(figures: Sequence[Figure], images: Mapping[str, str]) -> dict[str, list[PageFigure] | list[Figure]]:
     """The picture beside the answers, the figures that stand open, the folded ones, and those without a chart."""
     charts = [each for each in figures if each.chart is not None]
     answers = [each for each in charts if each.name in ANSWERS] or charts[:1]
+    folded = [each for each in charts if each not in answers]
+    shown: list[PageFigure] = []
+    left = MOST_PICTURED
+    for each in (*answers, *folded):
+        is_known = each.name in images and left > 0
+        image = inlined(images[each.name], each.name, labelled_by=f"{each.name}-title") if is_known else ""
+        if len(image) > left and shown:
+            image, left = "", 0
+        left -= len(image)
+        shown.append(_on_page(each, image))
     return {
-        "picture": answers[:1],
-        "figures": answers[1:],
-        "folded": [each for each in charts if each not in answers],
+        "picture": shown[:1],
+        "figures": shown[1 : len(answers)],
+        "folded": shown[len(answers) :],
         "not_drawn": [each for each in figures if each.chart is None],
     }
+
+
+def _on_page(figure: Figure, image: str) -> PageFigure:
+    lines = figure.finding.splitlines()
+    open_lines = 2 if figure.remark else 1
+    caption, more = "\n".join(lines[:open_lines]), "\n".join(lines[open_lines:])
+    table = None if figure.values is None else _values(figure.values)
+    return PageFigure(figure.name, figure.title, caption, more, image, table)
+
+
+def _values(frame: pl.DataFrame) -> Values:
+    names = [name for name in frame.columns if name != "group" and frame[name].count()]
+    groups: dict[str | None, list[tuple[str | None, list[str]]]] = defaultdict(list)
+    for row in frame.head(MOST_VALUES).iter_rows(named=True):
+        groups[row.get("group")].append((row.get("configuration"), [_plainly(row[name]) for name in names]))
+    numeric = [frame.schema[name].is_numeric() for name in names]
+    columns = [name.replace("_", " ") for name in names]
+    return Values(columns, numeric, list(groups.items()), min(frame.height, MOST_VALUES), frame.height)
+
+
+def _plainly(value: Any) -> str:
+    """A measured number with three digits, a count with all, words as they are."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return text.number(value) if isinstance(value, float) or value is None else str(value)
 
 
 class PageTable(NamedTuple):
@@ -290,6 +347,8 @@ class PageTable(NamedTuple):
     columns: list[Column]
     groups: list[tuple[str, list[Shown]]]
     alike: list[Cell]
+    left: int
+    """Rows that only the file has."""
 
 
 ALWAYS = ("configuration", "slug", "repeats", "outcome", "steady_epoch_time_s", "speed_up", "verdict")
@@ -299,6 +358,8 @@ ALWAYS = ("configuration", "slug", "repeats", "outcome", "steady_epoch_time_s", 
 def _table(rows: pl.DataFrame, table: Place, *, every: pl.DataFrame | None = None) -> PageTable:
     """`every`: the rows of which these are some."""
     columns = _columns(rows if every is None else every, table)
+    left = max(0, rows.height - MOST_ROWS[table])
+    rows = rows.head(MOST_ROWS[table])
     groups = _grouped(rows, columns)
     of_rows = [row.cells for _, members in groups for row in members]
     told = [n for n, c in enumerate(columns) if _tells(rows, c, {row[n].shown for row in of_rows})]
@@ -307,7 +368,7 @@ def _table(rows: pl.DataFrame, table: Place, *, every: pl.DataFrame | None = Non
         (group, [Shown(row.configuration, [row.cells[n] for n in told]) for row in members])
         for group, members in groups
     ]
-    return PageTable([columns[n] for n in told], shown, alike)
+    return PageTable([columns[n] for n in told], shown, alike, left)
 
 
 def _tells(rows: pl.DataFrame, column: Column, shown: set[str]) -> bool:
@@ -441,35 +502,3 @@ def _cell(row: dict[str, Any]) -> Glance:
     low, high = row["speed_up_low"], row["speed_up_high"]
     speed_up = "" if row["speed_up"] is None else f"{text.estimate(row['speed_up'], low, high)} ×"
     return Glance(row["verdict"], speed_up, "" if low is None else text.interval_of_95(low, high))
-
-
-def packed(words: str) -> str:
-    """Compressed, in base64: what a browser unpacks by itself. The same words always give the same."""
-    return base64.b64encode(gzip.compress(words.encode(), mtime=0)).decode()
-
-
-def packed_vega() -> str:
-    """The bundle of the installed release, from the cache of this account; bundled anew where that lacks or damaged
-    it, and kept there where it may be written.
-    """
-    return kept(f"vega-{version('vl-convert-python')}", _bundle, _undamaged)
-
-
-def _bundle() -> str:
-    """A line with the sum of what follows, and that."""
-    import vl_convert
-
-    bundle = packed(vl_convert.javascript_bundle())  # type: ignore[call-arg]  # its stub forgets the default
-    return f"{_sum(bundle)}\n{bundle}"
-
-
-def _undamaged(text: str) -> str:
-    """What follows the sum; raises `ValueError` where it is another."""
-    known, bundle = text.split("\n")
-    if known != _sum(bundle):
-        raise ValueError("damaged")
-    return bundle
-
-
-def _sum(bundle: str) -> str:
-    return hashlib.sha256(bundle.encode()).hexdigest()

@@ -18,7 +18,6 @@ from analysis import text
 from analysis.comparison.configurations import learned
 from analysis.comparison.work import (
     BEFORE,
-    CIRCUMSTANCES,
     IS_BASELINE,
     component_labels,
     configurations,
@@ -29,11 +28,9 @@ from analysis.comparison.work import (
     plain,
     works,
 )
-from analysis.report import latex
 from analysis.report.tables import Table
 from analysis.runs.reader import once
-from parallelbench.config.build import LATER_COMPONENTS, LATER_OPTIONS, completed
-from parallelbench.errors import count_of
+from parallelbench.config.build import completed
 from parallelbench.measure.environment import links
 from parallelbench.measure.environment_match import flatten
 
@@ -78,7 +75,7 @@ def experiment(runs: Runs) -> list[tuple[str, str]]:
         "Memory of a GPU": [f"{device['memory_bytes'] / _GIB:.0f} GiB" for device in devices],
         "Links between GPUs": [link for each in cuda for link in links(each.get("topology"))],
         "Nodes": trained["nodes"],
-        "Framework": _frameworks(trained),
+        "Framework": frameworks(trained),
         **{name: trained[column].drop_nulls() for name, column in _ENTRIES.items()},
     }
     counts = [("Repeats", _repeats(runs)), ("Runs", _counted(runs.run))]
@@ -101,11 +98,11 @@ def _counted(rows: pl.DataFrame) -> str:
     return f"{done}; not to the end: {told}" if told else done
 
 
-def _frameworks(trained: pl.DataFrame) -> list[str]:
-    """Each with its version: "torch 2.15.0"."""
-    rows = trained.select(pl.col("framework").fill_null("torch"), pl.col("environment_json").fill_null("{}")).rows()
-    versions = ((name, (_environment(each).packages or {}).get(name)) for name, each in rows)
-    return [f"{name} {version}" if version else name for name, version in versions]
+def frameworks(rows: pl.DataFrame) -> list[str]:
+    """The frameworks of rows of the run table, each with its version where that was recorded: "torch 2.15.0"."""
+    recorded = rows.select("framework", pl.col("environment_json").fill_null("{}")).unique(maintain_order=True).rows()
+    versions = ((name, (_environment(each).packages or {}).get(name)) for name, each in recorded)
+    return [*dict.fromkeys(f"{name} {version}" if version else name for name, version in versions)]
 
 
 class _Environment(msgspec.Struct):
@@ -125,17 +122,13 @@ def _listed(values: Iterable[Any]) -> str:
 
 def experiment_table(entries: list[tuple[str, str]]) -> Table:
     """Entry and value."""
-    rows = pl.DataFrame(entries, schema={"entry": pl.String, "value": pl.String}, orient="row")
-    tabular = latex.Rows(("l", latex.broken(0.6)), ("Experiment", "Values"), entries)
-    return Table("experiment", rows, [("What was run, and on what", [tabular])])
+    return Table("experiment", pl.DataFrame(entries, schema={"entry": pl.String, "value": pl.String}, orient="row"))
 
 
 ACCURACY_EPOCHS = (10, 30, 50, 100)
 """Those of publication 000; the last epoch of each run is always among them."""
 ENDLESS = ("constant", "linear_warmup", "step")
 """Schedules of the learning rate that are the same however many epochs follow."""
-MOST_EPOCHS = 4
-"""Numbers of epochs beside each other that fit on a page of a paper."""
 ACCURACIES_CAPTION = (
     "test accuracy in per cent after so many epochs, mean ± standard deviation over the repeats (how many)"
 )
@@ -233,24 +226,13 @@ def _spread(row: dict[str, Any]) -> str:
 
 
 def accuracy_table(rows: pl.DataFrame) -> Table:
-    """The same, with names of groups as text, of which each has commas at most; for a paper, where there are many
-    numbers of epochs, several tables beside each other.
-    """
-    captioned = [(f"{each.work}: {ACCURACIES_CAPTION}", [*_tabulars(each)]) for each in accuracies_side_by_side(rows)]
-    return Table("accuracy", rows.with_columns(pl.col("groups").list.join("; ")), captioned)
+    """The same, with names of groups as text, each of which has commas at most."""
+    return Table("accuracy", rows.with_columns(pl.col("groups").list.join("; ")))
 
 
-def _tabulars(each: Accuracies) -> Iterator[latex.Rows]:
-    for start in range(0, len(each.epochs), MOST_EPOCHS):
-        some = slice(start, start + MOST_EPOCHS)
-        head = ["Model", "Configuration", *(count_of(epochs, "epoch") for epochs in each.epochs[some])]
-        body = [[row.model, row.configuration, *row.cells[some]] for row in each.rows]
-        yield latex.Rows("ll" + "r" * (len(head) - 2), head, body)
-
-
-_APART = (*CIRCUMSTANCES, "measure.telemetry_hz", "repeat", "data.name", "model.name", "strategy.name")
+_APART = ("measure.telemetry_hz", "data.name", "model.name", "strategy.name")
 """Keys that train nothing, or stand elsewhere in the table."""
-_OF_RUN = ("global_batch_size", "learning_rate", "device_type", "device_name", "parameters", "repeat")
+_OF_RUN = ("global_batch_size", "learning_rate", "parameters", "devices", "nodes", "repeat")
 """Columns of the run table: what settings came to, and which repeats there are."""
 _ORDER = (
     *("model", "parameters", "data", "preprocess", "loader", "epochs", "batch_size", "global_batch_size", "scaling"),
@@ -262,9 +244,8 @@ MOST_VALUES = 12
 """Values of a setting that a cell names."""
 EVERY = "all"
 """In the CSV file, the strategy of a setting that all share."""
-_LATER = frozenset(key.partition(".")[0] for key in BEFORE)
 
-Column = dict[str, set[str]]
+Settings = dict[str, set[str]]
 """Dotted key of a setting → its values in the runs of one strategy, each as JSON."""
 
 
@@ -289,67 +270,50 @@ class Hyperparameters:
 @once
 def hyperparameters(runs: Runs) -> list[Hyperparameters]:
     """One table per data set and model, in the order of their names, of the runs that trained."""
-    works: dict[tuple[str, str], dict[str, Column]] = defaultdict(lambda: defaultdict(lambda: defaultdict(set)))
+    found: dict[tuple[str, str], dict[str, Settings]] = defaultdict(dict)
     names = ("data", "model", "strategy")
     for (data, model, strategy), rows in _of_trained(runs).group_by(names, maintain_order=True):
-        column = works[str(data), str(model)][str(strategy)]
-        for name in _OF_RUN:
-            if known := set(map(_json, rows[name].drop_nulls().unique())):
-                column[name] = known
-        raws: dict[str, set[bytes]] = defaultdict(set)  # of thousands of runs few parts differ
-        for run_id in rows["run_id"]:
-            parts = configurations(runs)[run_id]
-            for root, part in parts.items():
-                raws[root].add(part)
-            for root in _LATER - parts.keys():
-                raws[root].add(b"")
-        for root, several in raws.items():
-            for raw in several:
-                whole = completed({root: msgspec.json.decode(raw)} if raw else {})
-                for key, value in flatten({root: whole.get(root, {})}).items():
-                    column[key].add(_json(value))
-    return [_of_work(*work, works[work]) for work in sorted(works)]
+        found[str(data), str(model)][str(strategy)] = _settings(runs, rows)
+    return [_of_work(*work, found[work]) for work in sorted(found)]
+
+
+def _settings(runs: Runs, rows: pl.DataFrame) -> Settings:
+    """What these rows of the run table were trained with."""
+    settings: Settings = defaultdict(set)
+    for name in _OF_RUN:
+        if known := set(map(_json, rows[name].drop_nulls().unique())):
+            settings[name] = known
+    run_ids = rows["run_id"].to_list()
+    parts = {id(works(runs)[run_id]): works(runs)[run_id] for run_id in run_ids}  # of thousands of runs few differ
+    for strategy in {configurations(runs)[run_id]["strategy"] for run_id in run_ids}:
+        whole = completed({"strategy": msgspec.json.decode(strategy)})
+        parts[id(strategy)] = flatten({"strategy": whole["strategy"]})
+    for part in parts.values():
+        for key, value in part.items():
+            if not (key.endswith("_target_") or is_below(key, _APART)):
+                settings[key].add(_json(value))
+    return settings
 
 
 def _json(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def _of_work(data: str, model: str, columns: dict[str, Column]) -> Hyperparameters:
-    strategies = tuple(sorted(columns, key=lambda name: (name != "single", name)))
-    changed = {name: _changed(columns[name]) for name in strategies}
-    # An option of a strategy is that strategy's alone; what another component or the run sets, others leave as it was.
-    of_all = {key for keys in changed.values() for key in keys if not key.startswith("strategy.")}
-    told = [
-        {key: v for key, v in columns[name].items() if not _is_apart(key) and _is_told(key, of_all | changed[name])}
-        for name in strategies
+def _of_work(data: str, model: str, settings: dict[str, Settings]) -> Hyperparameters:
+    strategies = tuple(sorted(settings, key=lambda name: (name != "single", name)))
+    told = [settings[name] for name in strategies]
+    keys = [
+        key
+        for key in sorted({key for each in told for key in each}, key=_place)
+        # What no run chose is no setting that anybody asks for.
+        if key not in BEFORE or any(each.get(key, {_json(BEFORE[key])}) != {_json(BEFORE[key])} for each in told)
     ]
-    keys = sorted({key for column in told for key in column}, key=_place)
-    alike = {key: all(column.get(key) == told[0].get(key) for column in told) for key in keys}
+    alike = {key: all(each.get(key) == told[0].get(key) for each in told) for key in keys}
     shared = tuple((_named(key), _shown(key, told[0][key])) for key in keys if alike[key])
     differing = tuple(
-        (_named(key), tuple(_shown(key, column.get(key, set())) for column in told)) for key in keys if not alike[key]
+        (_named(key), tuple(_shown(key, each.get(key, set())) for each in told)) for key in keys if not alike[key]
     )
     return Hyperparameters(data, model, strategies, shared, differing)
-
-
-def _came_later(key: str) -> bool:
-    return key in LATER_OPTIONS or key.partition(".")[0] in LATER_COMPONENTS
-
-
-def _changed(column: Column) -> set[str]:
-    """What came later and is not as before in some run: options, and of components the roots."""
-    found = {key for key, values in column.items() if _came_later(key) and values != {_json(BEFORE.get(key))}}
-    roots = {key.partition(".")[0] for key in found}
-    return (found & LATER_OPTIONS.keys()) | (roots & LATER_COMPONENTS.keys())
-
-
-def _is_told(key: str, changed: set[str]) -> bool:
-    return not _came_later(key) or key in changed or key.partition(".")[0] in changed
-
-
-def _is_apart(key: str) -> bool:
-    return key.endswith("_target_") or (is_below(key, _APART) and key not in _OF_RUN)
 
 
 def _place(key: str) -> tuple[int, str, bool, str]:
@@ -379,13 +343,10 @@ def _sorting(value: Any) -> tuple[bool, float, list[tuple[float, str]]]:
 
 
 def hyperparameter_table(tables: Sequence[Hyperparameters]) -> Table:
-    """All of them as rows: data, model, setting, strategy (or all) and value. For a paper, of each one table of what is
-    shared, then the others, by as many strategies as fit.
-    """
+    """All of them as rows: data, model, setting, strategy (or all) and value."""
     rows = [(each.data, each.model, *row) for each in tables for row in _rows(each)]
     names = ("data", "model", "setting", "strategy", "value")
-    captioned = [captioned for each in tables for captioned in _captioned(each)]
-    return Table("hyperparameters", pl.DataFrame(rows, dict.fromkeys(names, pl.String), orient="row"), captioned)
+    return Table("hyperparameters", pl.DataFrame(rows, dict.fromkeys(names, pl.String), orient="row"))
 
 
 def _rows(each: Hyperparameters) -> Iterator[tuple[str, str, str]]:
@@ -395,19 +356,3 @@ def _rows(each: Hyperparameters) -> Iterator[tuple[str, str, str]]:
         for strategy, value in zip(each.strategies, values, strict=True):
             if value != text.MISSING:
                 yield name, strategy, value
-
-
-def _captioned(each: Hyperparameters) -> Iterator[tuple[str, list[latex.Rows]]]:
-    yield f"{each.work}: settings of all", [latex.Rows(("l", latex.broken(0.6)), ("Setting", "Value"), each.shared)]
-    if each.differing:
-        yield f"{each.work}: settings by strategy", [*_by_strategy(each)]
-
-
-def _by_strategy(each: Hyperparameters) -> Iterator[latex.Rows]:
-    for start in range(0, len(each.strategies), latex.MOST_COLUMNS):
-        some = slice(start, start + latex.MOST_COLUMNS)
-        names = each.strategies[some]
-        # A setting that none of these strategies has is told beside those that have it.
-        body = [(name, *values[some]) for name, values in each.differing if {*values[some]} != {text.MISSING}]
-        shape = ("l", *[latex.broken(0.7 / len(names) - 0.03)] * len(names))
-        yield latex.Rows(shape, ("Setting", *names), body)

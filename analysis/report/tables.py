@@ -40,21 +40,21 @@ class Table:
     """Of its files, and of its labels in LaTeX."""
     rows: pl.DataFrame = field(default_factory=pl.DataFrame)
     """What the CSV file has; without columns there is none."""
-    captioned: Captioned | None = None
-    """What the LaTeX file has; None: there is none."""
+    captioned: Captioned = ()
+    """What the LaTeX file has; without rows there is none."""
     most: int = MOST_ROWS
     """Rows of a tabular in LaTeX."""
 
     @property
     def latex(self) -> str:
         """The whole file."""
-        return floats(self.captioned or (), name=self.name, most=self.most)
+        return floats(self.captioned, name=self.name, most=self.most)
 
     def write(self, folder: Path) -> None:
         """Write its files."""
         if self.rows.columns:
             _write_csv(self.rows, folder / f"{self.name}.csv")
-        if self.captioned is not None:
+        if any(rows.body for _, tabulars in self.captioned for rows in tabulars):
             (folder / f"{self.name}.tex").write_text(self.latex, encoding="utf-8")
 
 
@@ -86,7 +86,7 @@ _BY_TIME = ("mfu", "least_flop_per_s")
 def _shown(row: Mapping[str, Any], column: Column) -> str:
     words = _WRITERS[column.shown](*(row[name] for name in (column.name, *column.beside)))
     changed = column.unit in _OF_TIME or column.name in _BY_TIME
-    rests = column.name in (row.get("disturbed_columns") or "").split()
+    rests = column.window is not None and bool(row.get(f"{column.window}_disturbed"))
     marked = changed and row[column.name] is not None and (rests or is_disturbed(row))
     return words + DISTURBED_MARK if marked else words
 
@@ -168,7 +168,7 @@ def summary_table(runs: Runs) -> RichTable:
 
     rows = summary(runs)
     groups = list(rows["group"].unique(maintain_order=True))
-    name = " + ".join(dict.fromkeys(runs.own_folder.values())) or runs.root.resolve().name
+    name = runs.root.resolve().name
     title = " · ".join([name, *groups] if len(groups) == 1 else [name])
     shown = RichTable.grid()
     shown.title, shown.title_justify = Text(title, style="italic"), "left"

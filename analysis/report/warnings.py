@@ -18,14 +18,13 @@ from analysis.comparison.baseline import (
     told_of_pairs,
     without_baseline,
 )
-from analysis.comparison.configurations import counted, facts, has_disturbed, summary, unreached
+from analysis.comparison.configurations import counted, facts, summary, unreached
 from analysis.comparison.exclusions import Exclusion, describe, disturbed_lines, disturbed_times, folders_of, unchecked
 from analysis.comparison.issues import FLAGS, Blocker, Caveat
 from analysis.comparison.ratio import DECIDING_REPEATS, ENOUGH_REPEATS, FEWEST_REPEATS, WITH_STARTUP
 from analysis.comparison.run import environments_of
 from analysis.comparison.verdict import SpeedVerdict
 from analysis.comparison.work import BASELINE, BASELINES, IS_BASELINE, IS_PROGRAM
-from analysis.folders import replications
 from analysis.runs.reader import format_skipped, once
 from parallelbench.errors import count_of
 from parallelbench.measure.environment_match import flatten, is_volatile
@@ -60,16 +59,14 @@ _MOST_REASONS = 25
 def warnings(runs: Runs) -> list[str]:
     """Everything that limits the numbers, in one line each."""
     return [
-        *replications(runs),
         *unreached(runs),
         *refused(runs),
         *_excluded(runs),
         *disturbed_lines(runs),
-        *disturbed_times(runs, facts(runs).filter(has_disturbed("time_to_accuracy_s"))["run_id"].to_list()),
+        *disturbed_times(runs),
         *_packed(runs),
         *_warmed(runs),
         *format_skipped(runs.skipped, root=runs.root),
-        *(f"{note}. Missing columns are null; unknown columns are ignored." for note in runs.notes),
         *([few.line] if (few := few_repeats(runs)) else []),
         *_by_chance(runs),
         *_baselines(runs),

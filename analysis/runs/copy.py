@@ -1,15 +1,15 @@
 """All runs of some folders: published results, unfinished runs, and a copy of the tables beside each large sweep.
 
-The copy is one file per sweep instead of several per run, so that thousands of runs load fast. It is a cache. A run is
-read from it only while the files of its `result/` have the name, size, time and inode that they had when they were
-copied; every other run is read from its own folder. So an old, damaged or missing copy costs time, never correctness.
-It is written under a temporary name and renamed; in a read-only folder or on a full disk loading works without it.
+The copy is one file per sweep instead of several per run, so that thousands of runs load fast. It is a cache, keyed by
+the sha256 of manifests: a run is read from it while its result has the very manifest whose files, each of the sha256
+that the manifest names, were copied. Every other run is read from its own folder. So an old, damaged or missing copy
+costs time, never correctness. It is written under a temporary name and renamed; in a read-only folder or on a full disk
+loading works without it.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import time
 import uuid
@@ -22,16 +22,14 @@ import polars as pl
 
 from analysis.runs.published import (
     LOADED,
-    PLACE,
     TOGETHER,
-    TYPES,
     Frames,
     Result,
     Scans,
     Tables,
-    of_today,
-    placed_schema,
+    manifest_bytes,
     read_together,
+    stored_schema,
     table_schema,
     verified,
 )
@@ -49,8 +47,23 @@ class Found(NamedTuple):
     folder: RunFolder
     run_id: str
     state: str
-    note: str
-    """The other version of the tables that it has, and which columns are null or ignored for that; else empty."""
+
+
+class Part(NamedTuple):
+    """Tables of some runs, no two of which have the same id."""
+
+    tables: Scans
+    found: list[Found]
+    """In the order of their rows."""
+    runs: int
+    """How many runs the tables hold: a copy may hold results that are gone."""
+
+    def of(self, runs: Sequence[Found]) -> Scans:
+        """The rows of some of the runs that were found."""
+        if len(runs) == self.runs:
+            return self.tables
+        run_ids = [run.run_id for run in runs]
+        return {table: rows.filter(pl.col("run_id").is_in(run_ids)) for table, rows in self.tables.items()}
 
 
 class Collection:
@@ -60,79 +73,85 @@ class Collection:
     """
 
     def __init__(self, folders: Sequence[RunFolder], read_unfinished: Callable[[RunFolder], Frames]) -> None:
-        self._folders = folders
         self._read_unfinished = read_unfinished
+        self._place = {folder.path: place for place, folder in enumerate(folders)}
         self.errors: list[tuple[Path, Exception]] = []
         """The folders that could not be read."""
-        homes: dict[Path, list[int]] = defaultdict(list)
-        for place, folder in enumerate(folders):
-            homes[folder.path.parent].append(place)
-        self._parts = [part for home, places in homes.items() for part in self._sweep(home, places)]
-        runs = _joined(self._parts, "run").select(PLACE, "run_id", "state", "note").collect()
-        self._in_order = runs[PLACE].is_sorted()
-        self.found = [Found(folders[place], *run) for place, *run in runs.sort(PLACE).iter_rows()]
+        homes: dict[Path, list[RunFolder]] = defaultdict(list)
+        for folder in folders:
+            homes[folder.path.parent].append(folder)
+        self._parts = [part for home, own in homes.items() for part in self._sweep(home, own)]
+        self.found = self._in_order(run for part in self._parts for run in part.found)
         """Every run that was read, in the order of the folders."""
 
     def tables(self, kept: set[Path]) -> Tables:
-        """The tables of the runs in these folders, run by run in the order of all; a run's rows keep theirs."""
-        scans = {table: _joined(self._parts, table) for table in LOADED}
-        if not self._in_order:
-            scans = {table: rows.sort(PLACE, maintain_order=True) for table, rows in scans.items()}
-        if len(kept) < len(self.found):
-            places = [place for place, folder in enumerate(self._folders) if folder.path in kept]
-            scans = {table: rows.filter(pl.col(PLACE).is_in(places)) for table, rows in scans.items()}
-        paths = pl.lit(pl.Series([str(folder.path) for folder in self._folders], dtype=pl.String))
-        scans["run"] = scans["run"].with_columns(of_today(), folder=paths.gather(PLACE))
-        return Tables({table: rows.select(*table_schema(table)) for table, rows in scans.items()})
+        """The tables of the runs in these folders, which have different ids: `run` in the order of the folders, others
+        with a run's rows in their own order.
+        """
+        runs = [run for run in self.found if run.folder.path in kept]
+        places = {run.run_id: place for place, run in enumerate(runs)}
+        paths = {run.run_id: str(run.folder.path) for run in runs}
+        scans = _joined(self._parts, runs)
+        scans["run"] = (
+            scans["run"]
+            .sort(pl.col("run_id").replace_strict(places, return_dtype=pl.Int64))
+            .with_columns(folder=pl.col("run_id").replace_strict(paths, return_dtype=pl.String))
+            .select(*table_schema("run"))
+        )
+        return Tables(scans)
 
-    def _sweep(self, home: Path, places: list[int]) -> list[Scans]:
+    def _in_order(self, runs: Iterable[Found]) -> list[Found]:
+        return sorted(runs, key=lambda run: self._place[run.folder.path])
+
+    def _sweep(self, home: Path, folders: Sequence[RunFolder]) -> list[Part]:
         """The runs of a sweep that its copy has, and the others; where that pays, they become a new copy."""
-        if len(places) < FEWEST_RUNS:
-            return [self._read(places)]
-        started = time.time()
-        # Before they are read: if one changes in between, the copy has an old fingerprint and is never used.
-        now = {place: fingerprint(f"{self._folders[place].path}/result") for place in places}
-        found = {(self._folders[place].path.name, digest): place for place, (digest, _) in now.items()}
+        unread: dict[RunFolder, bytes | None] = {}
+        for folder in folders:
+            try:
+                unread[folder] = manifest_bytes(folder)
+            except OSError as error:
+                self.errors.append((folder.path, error))
+        if len(folders) < FEWEST_RUNS:
+            return self._read(unread)
+        digests = {folder: hashlib.sha256(content).hexdigest() for folder, content in unread.items() if content}
+        of_digest = {digest: folder for folder, digest in digests.items()}
         copy = open_copy(home)
-        old = copy["run"].select("name", "fingerprint", PLACE).collect().rows() if copy else []
-        new = {was: found.get((name, digest)) for name, digest, was in old}
-        parts: list[Scans] = [{table: _renumbered(copy[table], table, new) for table in LOADED}] if copy else []
-        copied = {place for place in new.values() if place is not None}
-        parts.append(self._read([place for place in places if place not in copied]))
-        done = parts[-1]["run"].filter(pl.col("state") == "done").collect()[PLACE]
-        settled = [place for place in done if now[place][1] < started - SETTLED_S]
-        if len(settled) + len(new) - len(copied) >= max(WORTH_RUNS, WORTH_SHARE * len(new)):
-            kept = {*copied, *settled}
+        old = copy["run"].select("run_id", "manifest").collect().rows() if copy else []
+        copied = [Found(of_digest[digest], run_id, "done") for run_id, digest in old if digest in of_digest]
+        for run in copied:
+            del unread[run.folder]
+        parts = [Part(copy, copied, len(old))] if copied else []
+        parts += self._read(unread)
+        read = [run for part in parts for run in part.found if run.folder in digests]
+        every = self._in_order({run.run_id: run for run in (*read, *copied)}.values())
+        if len(every) - len(copied) + len(old) - len(copied) >= max(WORTH_RUNS, WORTH_SHARE * len(old)):
             with suppress(OSError):
-                _write(home, parts, [(*entry, place) for entry, place in found.items() if place in kept])
+                _write(home, parts, every, {run.run_id: digests[run.folder] for run in every})
         return parts
 
-    def _read(self, places: Sequence[int]) -> Scans:
-        """Runs from their own folders."""
-        read: list[Frames] = []
-        for start in range(0, len(places), TOGETHER):
+    def _read(self, unread: Mapping[RunFolder, bytes | None]) -> list[Part]:
+        """Runs from their own folders, each with its manifest, or None where it has no result."""
+        read: list[tuple[Frames, list[Found]]] = []
+        every = list(unread.items())
+        for start in range(0, len(every), TOGETHER):
             alike: dict[Any, list[Result]] = defaultdict(list)
-            for place in places[start : start + TOGETHER]:
-                folder = self._folders[place]
+            for folder, manifest in every[start : start + TOGETHER]:
                 try:
-                    # A result appears whole, by one rename; an invalid one was damaged later.
-                    if _exists(folder.result):
-                        result = verified(place, folder)
-                        alike[result.kind].append(result)
-                    else:
-                        at = pl.lit(place, pl.Int64).alias(PLACE)
+                    if manifest is None:
                         frames = self._read_unfinished(folder)
-                        read.append({table: rows.with_columns(at) for table, rows in frames.items()})
+                        read.append((frames, [Found(folder, *frames["run"].select("run_id", "state").row(0))]))
+                    else:
+                        result = verified(folder, manifest)
+                        alike[result.kind].append(result)
                 except Exception as error:  # a foreign or damaged folder may raise anything: report it and go on
                     self.errors.append((folder.path, error))
-            read += [frames for results in alike.values() for frames in self._read_alike(results)]
-        none = {table: pl.DataFrame(schema=placed_schema(table)) for table in LOADED}
-        return {t: pl.concat(each[t] for each in (none, *read)).sort(PLACE, maintain_order=True).lazy() for t in LOADED}
+            read += [one for results in alike.values() for one in self._read_alike(results)]
+        return _parts(read)
 
-    def _read_alike(self, results: list[Result]) -> list[Frames]:
+    def _read_alike(self, results: list[Result]) -> list[tuple[Frames, list[Found]]]:
         """Results of one kind; where they are not alike after all, or one can't be read, each half by itself."""
         try:
-            return [read_together(results)]
+            return [(read_together(results), [Found(each.folder, each.manifest.run_id, "done") for each in results])]
         except Exception as error:
             if len(results) == 1:
                 self.errors.append((results[0].folder.path, error))
@@ -141,41 +160,52 @@ class Collection:
         return self._read_alike(results[:half]) + self._read_alike(results[half:])
 
 
-def _exists(result: Path) -> bool:
-    """Raises where a permission is missing."""
-    with suppress(FileNotFoundError):
-        os.stat(result)
-        return True
-    return False
+def _parts(read: Iterable[tuple[Frames, list[Found]]]) -> list[Part]:
+    """All that was read, in as few parts as have no run twice: two folders may hold measurements of one run."""
+    parts: list[tuple[list[Frames], dict[str, Found]]] = []
+    for frames, found in read:
+        runs = {run.run_id: run for run in found}
+        free = (part for part in parts if part[1].keys().isdisjoint(runs))
+        several, known = next(free, None) or ([], {})
+        if not several:
+            parts.append((several, known))
+        several.append(frames)
+        known.update(runs)
+    return [
+        Part(
+            {table: pl.concat(each[table] for each in several).lazy() for table in LOADED},
+            [*known.values()],
+            len(known),
+        )
+        for several, known in parts
+    ]
 
 
-def _joined(parts: Iterable[Scans], table: str) -> pl.LazyFrame:
-    return pl.concat([pl.LazyFrame(schema=placed_schema(table)), *(part[table] for part in parts)])
-
-
-def _renumbered(rows: pl.LazyFrame, table: str, new: Mapping[int, int | None]) -> pl.LazyFrame:
-    """Rows of a copy with the places of today; without those of a place that has none."""
-    place = pl.col(PLACE).replace_strict(new, default=None, return_dtype=pl.Int64)
-    rows = rows.select(*placed_schema(table)).with_columns(place)
-    return rows.drop_nulls(PLACE) if None in new.values() else rows
+def _joined(parts: Iterable[Part], runs: Sequence[Found]) -> dict[str, pl.LazyFrame]:
+    """The tables of these runs."""
+    kept = {run.folder.path for run in runs}
+    own = [(part, [run for run in part.found if run.folder.path in kept]) for part in parts]
+    scans = [part.of(of_part) for part, of_part in own if of_part]
+    joined = {}
+    for table in LOADED:
+        columns = stored_schema(table)
+        joined[table] = pl.concat([pl.LazyFrame(schema=columns), *(each[table].select(*columns) for each in scans)])
+    return joined
 
 
 NAME = ".compacted.zip"
-"""In the sweep's folder: a Parquet file per table, that of `run` with each folder's name and result's fingerprint."""
+"""In the sweep's folder: a Parquet file per table, that of `run` with the sha256 of each result's `manifest`."""
 FEWEST_RUNS = 64
 """Smaller sweeps load in a fraction of a second without a copy."""
 WORTH_RUNS, WORTH_SHARE = 32, 0.01
 """The copy is rewritten as a whole once this many of its runs are new or gone."""
-SETTLED_S = 2.0
-"""A younger result is not copied: some file systems store times in whole seconds, which could hide a change."""
 ABANDONED_S = 3600.0
 """A temporary file of this age was left by a process that was killed."""
 
 
 def layout(table: str) -> pl.Schema:
     """Columns and types of a table of the copy; one of another layout is of another version of this program."""
-    entry = dict.fromkeys(("name", "fingerprint"), TYPES["string"]) if table == "run" else {}
-    return pl.Schema(placed_schema(table) | entry)
+    return pl.Schema(stored_schema(table) | ({"manifest": pl.String} if table == "run" else {}))
 
 
 def open_copy(home: Path) -> Scans:
@@ -190,29 +220,17 @@ def open_copy(home: Path) -> Scans:
     return {}
 
 
-def fingerprint(result: str) -> tuple[str, float]:
-    """A text that changes with any file of a result, and the youngest file's Unix time, s; no time without a result."""
-    try:
-        with os.scandir(result) as entries:
-            stats = [(entry.name, entry.stat()) for entry in entries]
-    except OSError:
-        return "", math.inf
-    # Not the time of the inode's last change: making an archive read-only must not make it slow.
-    files = sorted([(name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in stats])
-    digest = hashlib.blake2b(repr(files).encode(), digest_size=16).hexdigest()
-    return digest, max([file[2] for file in files], default=0) / 1e9
-
-
-def _write(home: Path, parts: Iterable[Scans], entries: list[tuple[str, str, int]]) -> None:
-    """Put a copy of these runs in the old one's place: each with its folder's name, fingerprint and place."""
-    runs = pl.LazyFrame(entries, {"name": pl.String, "fingerprint": pl.String, PLACE: pl.Int64}, orient="row")
+def _write(home: Path, parts: Iterable[Part], runs: Sequence[Found], manifests: Mapping[str, str]) -> None:
+    """Put a copy of these runs in the old one's place. `manifests`: run id → sha256 of its manifest."""
+    scans = _joined(parts, runs)
+    digest = pl.col("run_id").replace_strict(manifests, return_dtype=pl.String)
+    scans["run"] = scans["run"].with_columns(manifest=digest)
     _remove_abandoned(home)
     temporary = home / f".compacted.{uuid.uuid4().hex}.tmp"
     try:
         with zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as archive:
             for table in LOADED:
-                rows = _joined(parts, table).join(runs, on=PLACE, maintain_order="left").select(*layout(table))
-                frame = rows.sort(PLACE, maintain_order=True).collect()
+                frame = scans[table].select(*layout(table)).collect()
                 with archive.open(f"{table}.parquet", "w", force_zip64=True) as file:
                     frame.write_parquet(file, compression="lz4", statistics=False)
         os.replace(temporary, home / NAME)

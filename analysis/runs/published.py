@@ -8,16 +8,16 @@ from __future__ import annotations
 import hashlib
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import numpy as np
 import polars as pl
 import polars.selectors as cs
 
-from parallelbench.config.build import MOVED
 from parallelbench.redaction import MARKS, redacted
+from parallelbench.results.files import is_there
+from parallelbench.results.folder import Manifest
 from parallelbench.results.tables import TABLES, TABLES_VERSION
 
 if TYPE_CHECKING:
@@ -38,17 +38,9 @@ TYPES: dict[str, type[pl.DataType]] = {
 LATER = "telemetry"
 """The table that is read when first used."""
 LOADED = tuple(table for table in TABLES if table != LATER)
-INDISPENSABLE = {
-    "run": ("run_id", "sweep", "config_json", "strategy", "devices", "nodes", "repeat", "train_samples"),
-    "epochs": ("run_id", "steps"),
-    "pushes": ("run_id", "staleness"),
-    "phases": ("run_id", "rank", "step_time_s", "data_wait_s", "other_s"),
-}
-"""A result without these columns can't be read; other tables need `run_id` alone."""
 TOGETHER = 256
 """Most results that are read at once: their files are in memory meanwhile."""
-PLACE = "place"
-"""Column of the frames below: the place of a row's run among all folders that are read."""
+_DAMAGED = "its result is damaged"
 
 
 class Unreadable(Exception):  # noqa: N818
@@ -58,127 +50,125 @@ class Unreadable(Exception):  # noqa: N818
 class Result(NamedTuple):
     """A finished run, whose files are what its manifest says."""
 
-    place: int
     folder: RunFolder
-    manifest: dict[str, Any]
+    manifest: Manifest
     contents: dict[str, bytes]
-    """The files of `LOADED` that the manifest names."""
+    """The files of `LOADED`."""
 
     @property
-    def kind(self) -> tuple[Any, ...]:
+    def kind(self) -> tuple[tuple[str, str], ...]:
         """What results share whose tables probably have the same columns.
 
         Columns of an empty table are not compared when it is scanned, so these are told apart by their content.
         """
-        tables = self.manifest["tables"].items()
-        return self.manifest["schema_version"], *sorted((t, "" if e["rows"] else e["sha256"]) for t, e in tables)
+        return tuple(sorted((t, "" if e.rows else e.sha256) for t, e in self.manifest.tables.items()))
+
+
+def stored_schema(table: str) -> dict[str, type[pl.DataType]]:
+    """Name and type of each column of a stored table; of `run`, with its `state`."""
+    columns = {column.name: TYPES[column.type] for column in TABLES[table]}
+    return columns | ({"state": pl.String} if table == "run" else {})
 
 
 def table_schema(table: str) -> dict[str, type[pl.DataType]]:
-    """Name and type of each column of a frame of `analysis.runs.reader.Runs`."""
-    columns = {column.name: TYPES[column.type] for column in TABLES[table]}
-    return columns | ({"state": pl.String, "folder": pl.String} if table == "run" else {})
+    """The same of a frame of `analysis.runs.reader.Runs`, whose runs have a `folder`."""
+    return stored_schema(table) | ({"folder": pl.String} if table == "run" else {})
 
 
-def placed_schema(table: str) -> dict[str, type[pl.DataType]]:
-    """The same of a frame of this module: with `PLACE`, and in `run` the `note` of `read_together`.
+def manifest_bytes(folder: RunFolder) -> bytes | None:
+    """The content of a result's manifest, empty where that is missing; None where there is no result.
 
-    Without the folder: a copy may be moved, and its runs are where they are found.
+    Raises `OSError` where a permission is missing.
     """
-    columns = table_schema(table) | {PLACE: pl.Int64} | ({"note": pl.String} if table == "run" else {})
-    columns.pop("folder", None)
-    return columns
+    try:
+        with open(f"{folder.path}/result/manifest.json", "rb", buffering=0) as file:
+            return file.read()
+    except (FileNotFoundError, NotADirectoryError):
+        # A result appears whole, by one rename; an invalid one was damaged later.
+        return b"" if is_there(folder.result) else None
 
 
-def verified(place: int, folder: RunFolder) -> Result:
-    """A result, none of whose files is damaged; raises `Unreadable` where one is."""
-    manifest = folder.manifest()
-    if manifest is None:
-        raise Unreadable(f"its result is damaged: {_why_no_manifest(folder.result / 'manifest.json')}")
-    contents = {t: file_content(folder.result, t, manifest["tables"]) for t in LOADED if t in manifest["tables"]}
-    return Result(place, folder, manifest, contents)
+def decoded_manifest(manifest: bytes) -> Manifest:
+    """A result's manifest; raises `Unreadable` where it is damaged, or another version wrote it."""
+    try:
+        known = msgspec.json.decode(manifest, type=Manifest)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise Unreadable(f"{_DAMAGED}: manifest.json is missing or unreadable") from None
+    if known.schema_version != TABLES_VERSION:
+        raise Unreadable(
+            f"its result is of version {known.schema_version} of the tables, and this program reads version "
+            f"{TABLES_VERSION}: read it with the release that wrote it, or forget the run and submit it again"
+        )
+    if known.tables.keys() != TABLES.keys():
+        raise Unreadable(f"{_DAMAGED}: manifest.json names other tables than {', '.join(TABLES)}")
+    return known
 
 
-def _why_no_manifest(manifest: Path) -> str:
-    with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, RecursionError):
-        msgspec.json.decode(manifest.read_bytes())["schema_version"]
-        return "a table is missing, or not as long as manifest.json says"
-    return "manifest.json is missing or unreadable"
+def verified(folder: RunFolder, manifest: bytes) -> Result:
+    """A result, none of whose files is damaged; raises `Unreadable` where one is, or another version wrote it."""
+    known = decoded_manifest(manifest)
+    return Result(folder, known, {table: file_content(folder.result, table, known) for table in LOADED})
 
 
-def file_content(result: Path, table: str, written: Mapping[str, Mapping[str, Any]]) -> bytes:
-    """A table's file, of which the manifest says `written`; raises `Unreadable` where its sha256 is another."""
-    read = (result / f"{table}.parquet").read_bytes()
-    if hashlib.sha256(read).hexdigest() != written[table]["sha256"]:
-        raise Unreadable(f"its result is damaged: the sha256 of {table}.parquet is not the manifest's")
+def file_content(result: Path, table: str, manifest: Manifest) -> bytes:
+    """A table's file; raises `Unreadable` where it is missing or its sha256 is not the manifest's."""
+    try:
+        read = (result / f"{table}.parquet").read_bytes()
+    except FileNotFoundError:
+        raise Unreadable(f"{_DAMAGED}: {table}.parquet is missing") from None
+    if hashlib.sha256(read).hexdigest() != manifest.tables[table].sha256:
+        raise Unreadable(f"{_DAMAGED}: the sha256 of {table}.parquet is not the manifest's")
     return read
 
 
-def read_table(result: Path, table: str, written: Mapping[str, Mapping[str, Any]]) -> pl.DataFrame:
-    """One table of a result, of which the manifest says `written`; empty where that has none."""
-    if table not in written:
-        return pl.DataFrame(schema=table_schema(table))
-    return known_columns(pl.read_parquet(io.BytesIO(file_content(result, table, written))), table, [])
+def read_table(result: Path, table: str, manifest: Manifest) -> pl.DataFrame:
+    """One table of a result; raises `Unreadable` where it is damaged."""
+    return _declared(pl.read_parquet(io.BytesIO(file_content(result, table, manifest))), table)
 
 
 def read_together(results: Sequence[Result]) -> Frames:
-    """The tables of results of one `kind`.
+    """The tables of results of one `kind`, each of another run.
 
-    A result of another version of the tables loads, too: a column that it lacks is null, a column that this program
-    doesn't know is ignored, and `note` names both. That is safe because a column never changes its meaning or unit: it
-    would get another name. Raises `Unreadable` for what is not a result, and anything where several are not alike.
+    Raises `Unreadable` for what is not a result, and anything where several are not alike.
     """
-    version, written = results[0].manifest["schema_version"], results[0].manifest["tables"]
-    differences: list[str] = sorted(f"{table} is unknown" for table in written.keys() - TABLES.keys())
-    differences += [f"{table} is missing" for table in TABLES if table not in written]
-    frames = {table: _table(table, results, differences) for table in LOADED}
-    if differences and version == TABLES_VERSION:
-        raise Unreadable(f"its result has other columns than tables version {version}: {', '.join(differences)}")
-    if frames["run"]["run_id"].to_list() != [result.manifest["run_id"] for result in results]:
-        raise Unreadable("its result is damaged: run.parquet is not the run that manifest.json names")
-    note = f"tables version {version} (this program: {TABLES_VERSION}): {', '.join(differences) or 'the same columns'}"
-    note = note if version != TABLES_VERSION else ""
-    frames["run"] = frames["run"].with_columns(state=pl.lit("done"), note=pl.lit(note)).select(*placed_schema("run"))
+    run_ids = [result.manifest.run_id for result in results]
+    frames = {table: _table(table, results) for table in LOADED}
+    if frames["run"]["run_id"].to_list() != run_ids or len(set(run_ids)) < len(run_ids):
+        raise Unreadable(f"{_DAMAGED}: run.parquet has not one row")
+    frames["run"] = frames["run"].with_columns(state=pl.lit("done"))
     return frames
 
 
-def _table(table: str, results: Sequence[Result], differences: list[str]) -> pl.DataFrame:
-    if table not in results[0].contents:
-        return pl.DataFrame(schema=placed_schema(table))
+def _table(table: str, results: Sequence[Result]) -> pl.DataFrame:
     contents = [result.contents[table] for result in results]
     # A later file with other columns raises.
     frame = pl.scan_parquet(contents, schema=pl.read_parquet_schema(io.BytesIO(contents[0]))).collect()
-    frame = known_columns(frame, table, differences)
-    rows = [result.manifest["tables"][table]["rows"] for result in results] if len(results) > 1 else [frame.height]
-    if sum(rows) != frame.height:
-        raise Unreadable(f"{table}.parquet has other rows than manifest.json says")
-    number = np.repeat(np.arange(len(results)), rows)
-    if len(results) > 1 and not frame["run_id"].equals(pl.Series([r.manifest["run_id"] for r in results])[number]):
-        raise Unreadable(f"{table}.parquet has rows of another run")
-    return frame.with_columns(pl.Series(PLACE, np.array([result.place for result in results])[number]))
+    frame = _declared(frame, table)
+    rows = [result.manifest.tables[table].rows for result in results] if len(results) > 1 else [frame.height]
+    expected = pl.Series([result.manifest.run_id for result in results])[np.repeat(np.arange(len(results)), rows)]
+    if not frame["run_id"].equals(expected):
+        raise Unreadable(f"{_DAMAGED}: {table}.parquet has rows of another run")
+    return frame
 
 
-def known_columns(frame: pl.DataFrame, table: str, differences: list[str]) -> pl.DataFrame:
-    """The table's columns in their order and type; adds what is missing or unknown to `differences`."""
-    known = {column.name: TYPES[column.type] for column in TABLES[table]}
-    missing = known.keys() - set(frame.columns)
-    if lacking := sorted(missing & {*INDISPENSABLE.get(table, ("run_id",))}):
-        raise Unreadable(f"{table}.parquet lacks {', '.join(lacking)}: the run or its measurements can't be identified")
-    differences += [f"{table}.{name} is missing" for name in known if name in missing]
-    differences += [f"{table}.{name} is unknown" for name in frame.columns if name not in known]
-    columns = (pl.lit(None, kind).alias(n) if n in missing else pl.col(n).cast(kind) for n, kind in known.items())
-    return finite(frame.select(columns))
+def _declared(frame: pl.DataFrame, table: str) -> pl.DataFrame:
+    """The table's columns in their order; raises `Unreadable` where it has others, or of another type."""
+    declared = {column.name: TYPES[column.type] for column in TABLES[table]}
+    unlike = [f"{table}.{name} is missing" for name in declared if name not in frame.schema]
+    unlike += [f"{table}.{name} is unknown" for name in frame.schema if name not in declared]
+    unlike += [
+        f"{table}.{name} is {kind} instead of {declared[name]}"
+        for name, kind in frame.schema.items()
+        if name in declared and kind != declared[name]
+    ]
+    if unlike:
+        raise Unreadable(f"its result has other columns than this program's: {', '.join(unlike)}")
+    return finite(frame.select(*declared))
 
 
 def finite(frame: pl.DataFrame) -> pl.DataFrame:
     """The same without NaN and infinity: quotients of nothing, and what overflows, are null, as if not measured."""
     return frame.with_columns(pl.when(cs.float().is_finite()).then(cs.float()))
-
-
-def of_today() -> pl.Expr:
-    """Configurations whose classes are named by where they stand today."""
-    old, new = ([f'"_target_":"{name}"' for name in names] for names in (MOVED, MOVED.values()))
-    return pl.col("config_json").str.replace_many(old, new)
 
 
 def without_tokens(frame: pl.DataFrame, *, but: tuple[str, ...] = ("run_id", "folder")) -> pl.DataFrame:
@@ -208,7 +198,7 @@ class Tables(Mapping[str, pl.DataFrame]):
         if table in self._frames:
             return self._frames[table].select(columns)
         frame = self.scans[table].select(columns).collect()
-        return without_tokens(frame) if table in _WITH_TEXT else frame  # older releases recorded what they found
+        return without_tokens(frame) if table in _WITH_TEXT else frame
 
     def __getitem__(self, table: str) -> pl.DataFrame:
         if table not in self._frames:

@@ -20,12 +20,14 @@ from analysis.runs.published import (
     Frames,
     Tables,
     Unreadable,
-    placed_schema,
+    decoded_manifest,
+    manifest_bytes,
     read_table,
+    stored_schema,
     table_schema,
 )
 from analysis.text import listed
-from parallelbench.errors import ConfigError, count_of, no_permission
+from parallelbench.errors import ConfigError, no_permission
 from parallelbench.results.attempt import Outcome, read_config
 from parallelbench.results.folder import NO_CONFIGURATION, RunFolder, find_runs, other_folders, require_folder
 from parallelbench.results.journal import read_tables
@@ -74,14 +76,8 @@ class Runs:
     """The tables by name, without telemetry, which may have millions of rows."""
     skipped: tuple[Skipped, ...]
     """Folders that hold no readable run."""
-    notes: tuple[str, ...] = ()
-    """Which columns are null or ignored in results of other versions of the tables."""
     taken_from: Runs | None = None
     """None where these are all."""
-    folders: tuple[Path, ...] = ()
-    """The folders that were loaded, where they are several (`analysis.folders`)."""
-    own_folder: Mapping[str, str] = field(default_factory=dict)
-    """Run id → the name of its folder, where several were loaded (`analysis.folders`)."""
     target: float | None = None
     """The test accuracy that times and energies to an accuracy are told for; None: each group's own
     (`analysis.metrics.accuracy_target`)."""
@@ -182,7 +178,7 @@ def load(path: Path | str, *, plugin: str | None = None) -> Runs:
     """Read all runs at or below `path`: one run's folder, a sweep's, or a folder of sweeps.
 
     Published results are read from Parquet once their sha256 matches the manifest, those of a large sweep from its
-    compacted copy (`analysis.runs.copy`) as long as they stay what they are; other runs from the journals of their
+    compacted copy (`analysis.runs.copy`) while their manifest is the copied one; other runs from the journals of their
     last attempt. `plugin` is an importable package whose classes the unfinished ones may name. Of a run that lies in
     several folders one measurement is read. What is not read is named in `skipped`. Raises `ConfigError` where there
     is no such folder, or none that may be read.
@@ -198,14 +194,8 @@ def load(path: Path | str, *, plugin: str | None = None) -> Runs:
         root=root,
         tables=collection.tables(kept),
         skipped=tuple(sorted([*foreign, *unread, *twins], key=lambda s: s.path)),
-        notes=_notes(run for run in collection.found if run.folder.path in kept),
         plugin=plugin,
     )
-
-
-def _notes(runs: Iterable[Found]) -> tuple[str, ...]:
-    counts = Counter(run.note for run in runs if run.note)
-    return tuple(f"{count_of(count, 'run')} of {note}" for note, count in counts.items())
 
 
 def read_samples(folder: Path) -> pl.DataFrame:
@@ -214,10 +204,10 @@ def read_samples(folder: Path) -> pl.DataFrame:
     Raises `ConfigError` where the table is damaged.
     """
     run = RunFolder(folder)
-    manifest = run.manifest()
+    manifest = manifest_bytes(run)
     if manifest is not None:
         try:
-            return read_table(run.result, LATER, manifest["tables"])
+            return read_table(run.result, LATER, decoded_manifest(manifest))
         except Unreadable as error:
             raise ConfigError(f"{folder}: {error}") from None
     typed, frames = table_schema(LATER), []
@@ -243,17 +233,16 @@ def _read_journals(folder: RunFolder, plugin: str | None) -> Frames:
         add_telemetry(rows, events, read_telemetry(attempts[-1].path, rows["ranks"]))
         unfinished = Outcome(outcome="killed", reason="", finished_at=0.0)
         row = run_row(run, attempts[-1], state.outcome or unfinished, events)
-        for of_table in rows.values():  # another version of configurations has another id for this run
-            for measured in of_table:
-                measured["run_id"] = row["run_id"]
     row |= {
         "outcome": state.outcome.outcome if state.outcome else None,
         "reason": state.outcome.reason if state.outcome else None,
         "state": state.state,
-        "note": "",
     }
     rows["run"] = [row]
-    return {table: pl.from_dicts(rows.get(table, []), schema=placed_schema(table)) for table in LOADED}
+    own = pl.lit(row["run_id"]).alias("run_id")  # a journal that was copied here may have another run's
+    return {
+        table: pl.from_dicts(rows.get(table, []), schema=stored_schema(table)).with_columns(own) for table in LOADED
+    }
 
 
 def _one_line(error: Exception) -> str:

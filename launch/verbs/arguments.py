@@ -154,12 +154,7 @@ VERBS = {
     "report": Verb(
         "verbs.report:report",
         "write figures, tables and a page on the runs below a folder",
-        _value(
-            "folders",
-            "DIR",
-            "a results folder, a sweep's folder, or a run's; of several, each one's runs are compared by themselves",
-            nargs="+",
-        ),
+        _FOLDER,
         _UNFINISHED,
         _value("--out", "DIR", "the folder to write to, instead of DIR/report or DIR/paper"),
         _value(
@@ -171,6 +166,7 @@ VERBS = {
         _value("--figure", "NAME", "only this figure, as PDF, SVG and PNG for a paper"),
         _value("--panel", "WORDS", "only its panels whose headings hold these words"),
         Argument("--width", type=int, choices=(85, 175), help="its width in mm: a column (85), or both (175)"),
+        _flag("--sentence", "print what a paper may say: a sentence for each configuration, and a LaTeX table"),
         _flag("--proposal", "only the two pages for an allocation: scaling, device-hours, memory; HTML and LaTeX"),
         _value("--epochs", "N", "of the training whose device-hours it tells, instead of the runs' own", type=_whole),
         _value("--steps", "N", "the same in optimizer steps, as of a program", type=_whole),
@@ -178,10 +174,10 @@ VERBS = {
     ),
     "export": Verb(
         "verbs.export:export",
-        "write finished runs for MLflow, Weights & Biases or TensorBoard, without a network",
+        "write finished runs for MLflow or Weights & Biases, without a network",
         _FOLDER,
         _UNFINISHED,
-        Argument("--to", required=True, choices=("mlflow", "wandb", "tensorboard"), help="the program"),
+        Argument("--to", required=True, choices=("mlflow", "wandb"), help="the program"),
         _value("--out", "DIR", "a new or empty folder, instead of DIR/exports/PROGRAM"),
     ),
     "claims": Verb(

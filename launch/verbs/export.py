@@ -1,4 +1,4 @@
-"""The verb `export`: finished runs for MLflow, Weights & Biases or TensorBoard."""
+"""The verb `export`: finished runs for MLflow or Weights & Biases."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ class _Tracker(NamedTuple):
 TRACKERS = {
     "mlflow": _Tracker("mlflow-skinny", "mlflow", "MLFLOW_ALLOW_FILE_STORE=true mlflow ui --backend-store-uri {}"),
     "wandb": _Tracker("wandb", "wandb", "wandb sync {}/wandb/offline-run-*"),
-    "tensorboard": _Tracker("tensorboard", "tensorboard", "tensorboard --logdir {}"),
 }
 
 
@@ -37,7 +36,7 @@ def export(folder: str, extension: Extension, *, to: str, out: str | None) -> in
     """Write the finished runs below a folder to a new folder, and print what shows it."""
     from analysis import format_exclusions, load
     from analysis.comparison.exclusions import require_finished
-    from analysis.export import exported_runs
+    from analysis.export import exported_runs, write_mlflow, write_wandb
 
     tracker = TRACKERS[to]
     root = existing(folder)
@@ -47,7 +46,7 @@ def export(folder: str, extension: Extension, *, to: str, out: str | None) -> in
     final = Path(out).expanduser() if out else runs.root / "exports" / to
     _require_free(final)
     exported = exported_runs(runs)
-    write = getattr(importlib.import_module("analysis.export"), f"write_{to}")
+    write = {"mlflow": write_mlflow, "wandb": write_wandb}[to]
     with storage_errors(final, option="--out DIR"):
         final.mkdir(parents=True, exist_ok=True)
         try:

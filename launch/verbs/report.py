@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def report(
-    folders: Sequence[str],
+    folder: str,
     extension: Extension,
     *,
     out: str | None,
@@ -25,6 +25,7 @@ def report(
     figure: str | None = None,
     panel: str | None = None,
     width: int | None = None,
+    sentence: bool = False,
     proposal: bool = False,
     epochs: int | None = None,
     steps: int | None = None,
@@ -32,12 +33,12 @@ def report(
 ) -> int:
     """Write figures, tables and the page; print the answers, the summary, and what limits them.
 
-    Or one figure for a paper, and print its sentence; or the page for an allocation.
+    Or one figure for a paper, and print its sentence; or print what a paper may say, as sentences and as a table; or
+    write the page for an allocation.
     """
-    from analysis import format_exclusions, summary_table
+    from analysis import format_exclusions, load, summary_table
     from analysis.comparison.baseline import refused
     from analysis.comparison.configurations import unreached
-    from analysis.folders import load_all, replications
     from analysis.metrics.runs import require_accuracy
     from analysis.report.answers import findings, next_steps
     from analysis.report.claims import at_a_glance, judged
@@ -47,22 +48,26 @@ def report(
     for option, value in (("--panel", panel), ("--width", width)):
         if figure is None and value is not None:
             raise ConfigError(f"{option} {value} is of one figure: name it with --figure NAME")
+    for option, value in (("--figure", figure), ("--out", out)):
+        if sentence and value is not None:
+            raise ConfigError(f"--sentence prints, and writes no {option} {value}: leave out one of the two")
     for option, given in (("--epochs", epochs), ("--steps", steps), ("--work", work)):
         if given is not None and not proposal:
             raise ConfigError(f"{option} {given} is of the page for an allocation: add --proposal")
     if proposal and figure is not None:
         raise ConfigError(f"--proposal and --figure {figure} are two documents: leave out one of the two")
-    if len(folders) > 1 and out is None:
-        raise ConfigError("the report of several folders is in none of them: name its folder with --out DIR")
-    runs = replace(load_all([existing(folder) for folder in folders], plugin=extension.plugin), target=target)
+    if proposal and sentence:
+        raise ConfigError("--proposal writes a page and --sentence prints: leave out one of the two")
+    runs = replace(load(existing(folder), plugin=extension.plugin), target=target)
     if proposal:
         from analysis.report.proposal import write_proposal
 
-        for document in write_proposal(
-            runs, Path(out).expanduser() if out else None, epochs=epochs, steps=steps, work=work
-        ):
+        to = Path(out).expanduser() if out else None
+        for document in write_proposal(runs, to, epochs=epochs, steps=steps, work=work):
             print(document)
         return 0
+    if sentence:
+        return _sentences(runs)
     if figure is not None:
         return _paper(runs, figure, panel=panel, width_mm=width, out=out)
     page = write_report_of(runs, out)
@@ -70,7 +75,7 @@ def report(
         console().print(line, markup=False, highlight=False)
     console().print()
     console().print(summary_table(runs))
-    _remark([*replications(runs), *unreached(runs), *refused(runs), *format_exclusions(runs)])
+    _remark([*unreached(runs), *refused(runs), *format_exclusions(runs)])
     for line in next_steps(runs):
         console().print(line, markup=False, highlight=False, soft_wrap=True)
     print(page)
@@ -87,6 +92,18 @@ def _paper(runs: Runs, name: str, *, panel: str | None, width_mm: int | None, ou
     _remark([figure.finding])
     for file in files:
         print(file)
+    return 0
+
+
+def _sentences(runs: Runs) -> int:
+    from analysis.comparison.exclusions import require_finished
+    from analysis.report.sentence import latex_table, sentences
+
+    require_finished(runs)
+    for each in sentences(runs):
+        print(each.text or f"{each.configuration} ({each.group}): no sentence: {each.reason}.")
+    print()
+    print(latex_table(runs), end="")
     return 0
 
 

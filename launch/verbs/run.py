@@ -96,7 +96,7 @@ def _submit(overrides: Sequence[str], extension: Extension, options: SubmitOptio
     if moved := [folder for folder, manifest in measured.items() if folder.manifest() != manifest]:
         say(f"{count_of(len(moved), 'earlier result')} moved to {moved[0].path.parent / FORGOTTEN}")
     if then and launcher.trains_here and code in (0, 1):  # not interrupted
-        report([str(prepared[0].folder.path.parent)], extension, out=None, target=None)
+        report(str(prepared[0].folder.path.parent), extension, out=None, target=None)
         return code
     if then and not launcher.trains_here:
         launcher.queue_report(prepared, console())

@@ -286,6 +286,10 @@ class Site(Node, frozen=True, kw_only=True):
     """Shell lines to run before the job's program; only from the site's file, never from the command line."""
     container: Container | None
     """The container that jobs run in; null: none."""
+    price_per_device_hour: Rate | None
+    """What an hour of one device costs, in whatever currency; `cost` of a run is in the same. null: not known."""
+    grams_co2_per_kwh: Rate | None
+    """CO₂ of the electricity here, g/kWh, of which a run's `co2_g` is computed; null: not known."""
     hardware: Hardware | None
     """Data sheets of devices and links, which predictions start from; null: not known."""
 

@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
+    from parallelbench.world.machine import DeviceMemory
+
 
 class Framework(NamedTuple):
     """Where a framework's parts are."""
@@ -87,6 +89,9 @@ class Meeting(Protocol):
     def gpus(self) -> list[tuple[str, str]]:
         """Name, and UUID as NVML writes it, of each GPU that this rank drives; none on processors."""
 
+    def memory_bytes(self) -> list[int | None]:
+        """Memory of each of these GPUs; None where nothing says it. None on processors."""
+
     def barrier(self) -> None:
         """Wait for all ranks, on the host."""
 
@@ -103,8 +108,8 @@ class RankWorld(Meeting, Protocol):
     def reset_peaks(self) -> None:
         """Forget earlier peaks of these GPUs' memory."""
 
-    def peaks(self) -> list[tuple[int, int | None, int | None]]:
-        """Of each GPU: most bytes that tensors have held, most that the framework has, and bytes that all use now."""
+    def peaks(self) -> list[DeviceMemory]:
+        """Peaks of each GPU's memory since then."""
 
     def synchronize(self) -> None:
         """Wait until this rank's devices are idle."""

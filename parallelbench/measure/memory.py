@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from parallelbench.world import cuda
-from parallelbench.world.machine import text_of
+from parallelbench.world.machine import host_memory_limit, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from parallelbench.frameworks import RankWorld
+    from parallelbench.frameworks import Meeting, RankWorld
 
 
 _STATUS = Path("/proc/self/status")
@@ -34,14 +34,15 @@ class MemoryProbe:
         self._host_resettable = reset_host_peak()
 
     def stop(self) -> dict[str, Any]:
-        """Peaks since `start`, summed over this rank's devices, and what tensors held on each of them."""
-        peaks = self._world.peaks()
-        held, reserved, used = ([of_gpu[which] for of_gpu in peaks] for which in range(3))
+        """Peaks since `start`, summed over this rank's devices and of each of them; and retries of the allocator."""
+        gpus = self._world.peaks()
         return {
-            "peak_allocated_bytes": _sum(held),
-            "peak_allocated_bytes_by_device": ",".join(map(str, held)) or None,
-            "peak_reserved_bytes": _sum(reserved),
-            "device_used_bytes": _sum(used),
+            "peak_allocated_bytes": _sum([gpu.allocated for gpu in gpus]),
+            "peak_allocated_bytes_by_device": _joined([gpu.allocated for gpu in gpus]),
+            "peak_reserved_bytes": _sum([gpu.reserved for gpu in gpus]),
+            "peak_reserved_bytes_by_device": _joined([gpu.reserved for gpu in gpus]),
+            "alloc_retries": _sum([gpu.retries for gpu in gpus]),
+            "device_used_bytes": _sum([gpu.used for gpu in gpus]),
             "host_peak_rss_bytes": host_peak_bytes() if self._host_resettable else None,
         }
 
@@ -59,9 +60,28 @@ class MemoryProbe:
             release_host()
 
 
+def memory_limit(world: Meeting) -> dict[str, Any]:
+    """`memory_limit_bytes` and `memory_limit_by` of the run: the least of all its GPUs, or nodes. A collective.
+
+    Null where any of them does not say.
+    """
+    if world.device_type == "cuda":
+        own = [[limit, "device"] for limit in world.memory_bytes()]
+    else:
+        own = [[*host_memory_limit()]]
+    every = [limit for of_rank in world.gather(own) for limit in of_rank]
+    known = bool(every) and all(limit is not None for limit, _ in every)
+    limit, by = min(every, key=lambda each: each[0]) if known else (None, None)
+    return {"memory_limit_bytes": limit, "memory_limit_by": by}
+
+
 def _sum(values: Sequence[int | None]) -> int | None:
     known = [value for value in values if value is not None]
     return sum(known) if known and len(known) == len(values) else None
+
+
+def _joined(values: Sequence[int | None]) -> str | None:
+    return None if None in values else ",".join(map(str, values)) or None
 
 
 def release() -> None:

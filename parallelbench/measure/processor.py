@@ -74,14 +74,12 @@ class ProcessorShare:
         before, after = self._before, self._read()
         length_s = after.time_s - before.time_s
         spent = {core: _since(before.cores[core], after.cores[core]) for core in before.cores.keys() & after.cores}
-        names = ("others_time_s", "others_signed_time_s", "stolen_time_s", "run_delay_s")
-        columns: dict[str, float | None] = dict.fromkeys(names)
+        columns: dict[str, float | None] = dict.fromkeys(("others_time_s", "stolen_time_s", "run_delay_s"))
         if before.delay_s is not None and after.delay_s is not None:
             columns["run_delay_s"] = after.delay_s - before.delay_s
         if self._own and spent.keys() == self._own and all(_credible(core, length_s) for core in spent.values()):
             busy_s = sum(length_s - core.idle_s - core.interrupts_s * self._apart for core in spent.values())
-            others_s = busy_s - (after.own_s - before.own_s) - children_s
-            columns["others_time_s"], columns["others_signed_time_s"] = max(0.0, others_s), others_s
+            columns["others_time_s"] = busy_s - (after.own_s - before.own_s) - children_s
             columns["stolen_time_s"] = sum(core.stolen_s for core in spent.values())
         return columns
 

@@ -13,10 +13,12 @@ if TYPE_CHECKING:
 
 Type = Literal["", "string", "int32", "int64", "float64", "bool"]
 """As Arrow names it; empty: what the end of the name says."""
-Unit = Literal["s", "h", "bytes", "samples/s", "tokens/s", "bytes/s", "flop/s", "J", "W", "Hz", "°C", "share"]
+Unit = Literal["s", "h", "bytes", "samples/s", "tokens/s", "bytes/s", "flop/s", "J", "W", "Hz", "°C", "g", "share"]
 """A share is from 0 to 1."""
 Place = Literal["configurations", "energy", "runs"]
 """A table of the report's page."""
+Window = Literal["first", "second", "steady", "whole"]
+"""Epochs of a run that are judged together: its first one, its second, all but each attempt's first, or all of them."""
 _BY_END: dict[str, tuple[Type, Unit | None]] = {
     "samples_per_s": ("float64", "samples/s"),
     "tokens_per_s": ("float64", "tokens/s"),
@@ -30,6 +32,7 @@ _BY_END: dict[str, tuple[Type, Unit | None]] = {
     "_w": ("float64", "W"),
     "_hz": ("float64", "Hz"),
     "_c": ("float64", "°C"),
+    "_g": ("float64", "g"),
     "_samples": ("int64", None),
     "_correct": ("int64", None),
     "_rows": ("int64", None),
@@ -50,6 +53,7 @@ class Over(StrEnum):
     MAX = "largest"
     MIN = "smallest"
     LAST = "last"
+    ANY = "any"
     BITS = "all bits"
     FLAGS = "all flags"
     """The words that occur in any of them."""
@@ -107,6 +111,10 @@ class Column:
     """The column that it follows from, of the same table. It has that one's type, unit and, unless told, null."""
     steady: bool = False
     """Each attempt's first epoch, which warms up, doesn't count."""
+    window: Window | None = None
+    """The epochs that it is measured in: where others disturbed these, it is shown, and compared with nothing. Of a
+    column of each epoch, "steady" stands for the window that the epoch lies in. None: others don't change it.
+    """
     into: tuple[Column, ...] = ()
     """What follows from this column: over the ranks of an epoch, the epochs of a run, or a run's rows."""
     repeats: Over | None = None

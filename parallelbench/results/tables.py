@@ -13,7 +13,7 @@ from parallelbench.results.declaration import Column, Over, Show, count, flag, s
 if TYPE_CHECKING:
     import pyarrow as pa
 
-TABLES_VERSION = 11
+TABLES_VERSION = 12
 """Version of the result tables, in manifests and Parquet files; not in run ids, so a new column reruns nothing."""
 COPIES, SAMPLES, SETTLED = "copies", "samples", "settled"
 """Checks that are made after each epoch."""
@@ -34,12 +34,12 @@ _MATMUL = "floating-point operations per second of a matrix product (CPU: fp32, 
 _MEMORY = "bytes read and written per second when memory is copied"
 _SLOWEST = ": the slowest of up to eight ranks of each node, each on its first device and its own cores"
 _UNPROBED = "not measured (`measure.probe`, or the run's times mean nothing)"
-_NO_METRIC = "metric=none, no finite number, or an older release"
-_NO_EXPERTS = "the model has no experts among which tokens are divided, or an older release"
+_NO_METRIC = "metric=none, or no finite number"
+_NO_EXPERTS = "the model has no experts among which tokens are divided"
 _UNSAMPLED = "not sampled for the whole window"
 _UNSAMPLED_GPU = "not sampled of all the run's GPUs for the whole window"
 _NO_GPUS = "no GPU, or no telemetry of all of them"
-_NOT_CLIPPED = "clip_norm is null, this rank clips no gradient (workers of parameter servers), or an older release"
+_NOT_CLIPPED = "clip_norm is null, or this rank clips no gradient (workers of parameter servers)"
 _NO_RANK_CLIPPED = "no rank has clipped"
 _NOT_SKIPPED = "without those that overflowed, which are skipped (precision=fp16)"
 _NO_NUMBER = "it is not a number"
@@ -73,7 +73,7 @@ RUN = table_of(
     text("model", "configuration: model"),
     text("data", "configuration: data", null=_PROGRAM),
     text("strategy", "configuration: strategy", repeats=Over.SAME),
-    text("framework", "what trained: torch or tensorflow", null="a release that had torch only"),
+    text("framework", "what trained: torch, tensorflow, or a program of the user's own"),
     text("optimizer", "configuration: optimizer", null=_PROGRAM),
     text("loader", "configuration: loader", null=_PROGRAM),
     count("devices", "devices over all nodes", repeats=Over.SAME),
@@ -82,6 +82,12 @@ RUN = table_of(
     count("cores_per_device", "pinned cores of a CPU device", null="the devices are GPUs"),
     text("device_type", "cpu or cuda"),
     text("device_name", "name of the processor or GPU, of rank 0"),
+    Column("memory_limit_bytes", "memory of the run's smallest GPU, as torch has it, or for a user's program as the "
+        "driver has it; on CPUs what the run's processes may take of the node that allows least: its memory, or less "
+        "by its cgroups; at the run's start", null="TensorFlow, which does not say it of GPUs, or the driver does not",
+        repeats=Over.MIN, heading="Memory limit", tables=("configurations",), where_known=True),
+    text("memory_limit_by", "what limits it: device (the GPU's memory), cgroup, or node (its memory)",
+        null="likewise", repeats=Over.FIRST),
     count("epochs", "epochs asked for"),
     count("batch_size", "as configured: global under strong scaling, per device under weak scaling"),
     count("global_batch_size", "samples per optimizer step over all devices", null=_PROGRAM),
@@ -102,12 +108,11 @@ RUN = table_of(
     Column("dropped_samples", "training samples per epoch that were dropped, since they filled no batch, or the epoch "
         "was cut short (`measure.steps_per_epoch`)", null=_PROGRAM),
     count("tokens_per_sample", "tokens of a sample, at each of which the next one is predicted",
-        null="the data are not such tokens, or an older release measured it"),
+        null="the data are not such tokens"),
     Column("learning_rate", "as used, after the scaling rule", null=_PROGRAM),
     flag("oversubscribed", "more devices than cores: times mean nothing"),
     text("launcher", "what started its processes; inline: trained in the process that asked for it"),
-    flag("packed", "forked from a process that had loaded torch: one for each repeat; where `startup_s` is given (by "
-        "older releases), one for all of them"),
+    flag("packed", "forked from a process that had loaded torch: one for each repeat"),
     flag("deterministic", "deterministic algorithms only", null=_PROGRAM),
     flag("detect_anomaly", "autograd searched for the source of NaNs", null=_PROGRAM),
     share("theoretical_bubble", "share of a step that a device must idle by the schedule, if all stages take equally "
@@ -121,7 +126,7 @@ RUN = table_of(
         show=Show.PASSED),
     text("parity_model", "how much of the model parity was checked on, where that is a smaller one of its kind: its "
         "blocks, values per token, entries of the vocabulary and tokens per sample, and how many the whole has",
-        null="the model itself, not checked, or an older release", heading="Parity's smaller model", tables=("runs",)),
+        null="the model itself, or not checked", heading="Parity's smaller model", tables=("runs",)),
     text("parity_reference", "what parity was checked against, where that is not one device: the class of the author's "
         "own reference", null="one device, or not checked", heading="Parity's own reference", tables=("runs",)),
     Column("rounding", "relative rounding of the coarsest number format in training: losses differ from one device's "
@@ -130,7 +135,7 @@ RUN = table_of(
         "products, attention (of torch's causal one, what the mask leaves), and convolutions as the fastest algorithms "
         "compute them: 1×1 whole, 3×3 a quarter, others a k²-th", null="it has none, or the run ended before"),
     text("layers_json", "of each layer of the model: operations, bytes and parameters, counted while one sample "
-        "passes; JSON", null="the run ended before, an older release measured it, or it trained with TensorFlow"),
+        "passes; JSON", null="the run ended before, or it trained with TensorFlow"),
     text("data_sha256", "what the data set holds: sha256 of the arrays' own", null="the run ended before it was known"),
     text("submit", "identifies the `submit` command that asked for this attempt: its runs were measured in turn",
         null=_NOT_RECORDED),
@@ -203,20 +208,24 @@ EXPERT_BALANCE = table_of(
 
 GPU_AND_HOST = table_of(
     Column("gpu_energy_j", "energy of all the run's GPUs, each once, from the first rank's start of training to the "
-        "last rank's end", null=f"{_UNSAMPLED_GPU}; telemetry_flags may say why"),
+        "last rank's end", window="steady", null=f"{_UNSAMPLED_GPU}; telemetry_flags may say why"),
     Column("gpu_energy_per_epoch_j", "energy of all the run's GPUs in an epoch's training window: median over the "
         "epochs that have one, without each attempt's first one", over=Over.MEDIAN, of="gpu_energy_j", steady=True,
-        null=_NO_GPUS, repeats=Over.MEDIAN, heading="GPU energy per epoch", tables=("energy",)),
-    Column("gpu_power_mean_w", "mean power of all these GPUs together in that window", null=_UNSAMPLED_GPU),
+        window="steady", null=_NO_GPUS, repeats=Over.MEDIAN, heading="GPU energy per epoch", tables=("energy",)),
+    Column("training_gpu_energy_j", "energy of all the run's GPUs in the training windows of all finished epochs",
+        over=Over.SUM, of="gpu_energy_j", window="whole", null=f"{_NO_GPUS}, or an epoch without energy"),
+    Column("gpu_power_mean_w", "mean power of all these GPUs together in that window", window="steady",
+        null=_UNSAMPLED_GPU),
     Column("steady_gpu_power_mean_w", "mean power of all the run's GPUs together: median over the epochs without each "
-        "attempt's first one", over=Over.MEDIAN, of="gpu_power_mean_w", steady=True, null=_NO_GPUS, repeats=Over.MEDIAN,
-        heading="Power, all GPUs", tables=("energy",)),
+        "attempt's first one", over=Over.MEDIAN, of="gpu_power_mean_w", steady=True, window="steady", null=_NO_GPUS,
+        repeats=Over.MEDIAN, heading="Power, all GPUs", tables=("energy",)),
     Column("gpu_power_max_w", "highest power sampled of one GPU in that window", null=_UNSAMPLED_GPU),
     Column("steady_gpu_power_max_w", "highest power sampled of one GPU in any epoch but each attempt's first one",
-        over=Over.MAX, of="gpu_power_max_w", steady=True, null=_NO_GPUS, repeats=Over.MAX,
+        over=Over.MAX, of="gpu_power_max_w", steady=True, window="steady", null=_NO_GPUS, repeats=Over.MAX,
         heading="Highest power of one GPU", tables=("energy",)),
     share("gpu_utilization_mean", "mean share of time in which a kernel ran", null=_UNSAMPLED_GPU),
-    Column("gpu_memory_used_max_bytes", "most memory sampled in use on one GPU, by all processes", null=_UNSAMPLED_GPU),
+    Column("gpu_memory_used_max_bytes", "most memory sampled in use on one GPU, by all processes", window="steady",
+        null=_UNSAMPLED_GPU),
     Column("gpu_processes_max", "most processes sampled at a time that computed on one GPU; the run itself has one on "
         "each", type="int64", null=_UNSAMPLED_GPU),
     Column("gpu_throttle_reasons", "all sampled reasons for lower clocks (bits: nvmlClocksEventReason…)", type="int64",
@@ -229,8 +238,10 @@ GPU_AND_HOST = table_of(
         null=f"not readable, or {_UNSAMPLED}"),
     Column("cpu_energy_per_epoch_j", "energy of the nodes' whole processors, other programs' work included (RAPL), in "
         "an epoch's training window: median over the epochs without each attempt's first one", over=Over.MEDIAN,
-        of="cpu_energy_j", steady=True, null="not readable", repeats=Over.MEDIAN,
+        of="cpu_energy_j", steady=True, window="steady", null="not readable", repeats=Over.MEDIAN,
         heading="Processors' energy per epoch", tables=("energy",)),
+    Column("training_cpu_energy_j", "energy of the nodes' whole processors, likewise, in the training windows of all "
+        "finished epochs", over=Over.SUM, of="cpu_energy_j", window="whole", null="not readable in all of them"),
     Column("cpu_clock_mean_hz", "mean clock of all the nodes' cores, read with every tenth sample", null=_UNSAMPLED),
     Column("host_memory_used_max_bytes", "most memory sampled in use on one node, by all processes", null=_UNSAMPLED),
     Column("suspended_s", "time in that window for which a rank, or what watches it, stood still: stopped by a signal "
@@ -300,17 +311,16 @@ RANKS = table_of(
     text("device_uuid", "UUIDs of this rank's GPUs, or its CPU cores"),
     Column("epoch_time_s", "training window of the epoch on this rank"),
     Column("slowest_epoch_time_s", "training window of the epoch on its slowest rank", over=Over.MAX,
-        of="epoch_time_s"),
+        of="epoch_time_s", window="steady"),
     Column("steady_epoch_time_s", "training window of the slowest rank: median over the epochs without each attempt's "
-        "first one", over=Over.MEDIAN, of="slowest_epoch_time_s", steady=True, null="no such epoch",
+        "first one", over=Over.MEDIAN, of="slowest_epoch_time_s", steady=True, window="steady", null="no such epoch",
         repeats=Over.MEDIAN, heading="Time per epoch", brief="s per\nepoch"),
     Column("training_started_at", "Unix time at the start of the training window, by this node's clock"),
     Column("training_ended_at", "Unix time at its end"),
     Column("cpu_time_s", "processor time of this process in it: all threads, user and system", null=_PROGRAM),
     Column("others_time_s", "processor time that this rank's own cores gave to others in it: other programs, "
-        "interrupts, the hypervisor", null="it has no cores of its own (GPU ranks), or the kernel does not say"),
-    Column("others_signed_time_s", "the same before it is cut off at 0: the kernel counts idle time in steps of 10 ms, "
-        "so a short epoch's may be negative; those of many epochs add up", null="likewise"),
+        "interrupts, the hypervisor. The kernel counts idle time in steps of 10 ms: a short epoch's may be negative; "
+        "those of many epochs add up", null="it has no cores of its own (GPU ranks), or the kernel does not say"),
     Column("stolen_time_s", "of that, what the hypervisor gave to other machines", null="likewise"),
     Column("run_delay_s", "how long the training thread was ready to run in it, and had to wait for a core",
         null=_KERNEL),
@@ -333,7 +343,14 @@ RANKS = table_of(
         "memory held by tensors in the training window; bytes, with commas between them",
         null="no GPU: devices of a CPU that one process drives share its memory"),
     Column("peak_reserved_bytes", "peak of device memory held by torch's allocator, what earlier evaluations left in "
-        "its cache included", null="no GPU, or TensorFlow"),
+        "its cache included, summed over this rank's GPUs", null="no GPU, or TensorFlow"),
+    text("peak_reserved_bytes_by_device", "the same of each of these GPUs, as in peak_allocated_bytes_by_device",
+        null="likewise"),
+    count("alloc_retries", "how often torch's allocator found no room in the training window, and asked again "
+        "after giving its cache back, summed over this rank's GPUs: one of them is at its memory's limit, and slower",
+        null="no GPU, TensorFlow, or a program of the user's own"),
+    count("allocator_retries_sum", "alloc_retries of all ranks together", over=Over.SUM, of="alloc_retries",
+        null="no GPU, or not measured on every rank"),
     Column("device_used_bytes", "device memory in use at the window's end, by all processes (cudaMemGetInfo), what "
         "torch keeps in its cache included", null="no GPU, or TensorFlow"),
     Column("data_wait_s", "time that a user's program spent inside a DataLoader's `next` in it",
@@ -345,7 +362,7 @@ RANKS = table_of(
         of="data_wait_share"),
     share("steady_data_wait_share", "share of a step that a user's program waited for data, on the rank that waited "
         "longest: median over the windows after the warm-up", over=Over.MEDIAN, of="longest_data_wait_share",
-        steady=True, repeats=Over.MEDIAN, heading="Waiting for data", where_known=True),
+        steady=True, window="steady", repeats=Over.MEDIAN, heading="Waiting for data", where_known=True),
     Column("host_peak_rss_bytes", "peak of this process's resident host memory in the window", null=_KERNEL),
     Column("loader_cpu_time_s", "processor time of the loader's worker processes in the training window",
         null="it has none"),

@@ -23,6 +23,7 @@ from parallelbench.measure.environment_match import (
     is_of_program,
     must_match,
 )
+from parallelbench.measure.memory import memory_limit
 from parallelbench.training.checkpoint import EpochBoundary
 from parallelbench.training.checks.comparability import rounding
 from parallelbench.training.checks.parity import (
@@ -78,6 +79,7 @@ class Session:
                     f"its nodes are unlike ({unlike}), so its times are compared only with those of nodes that are "
                     "unlike in the same way; choose nodes of one kind with site.constraint"
                 )
+        self._facts(**memory_limit(self._world))
         self._startup.skip()
 
     def _finished(self, parity_passed: bool | None, *, done: str = "") -> None:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from parallelbench.errors import ConfigError, choices, count_of
 
@@ -39,6 +39,19 @@ class Gpu:
     """Logical cores of the NUMA node that it is attached to; empty: not known."""
     is_sliced: bool = False
     """Whether MIG cuts it into slices, or this is one."""
+
+
+class DeviceMemory(NamedTuple):
+    """Memory of a GPU, bytes, since its peaks were reset; null where the framework does not say."""
+
+    allocated: int
+    """Peak of what tensors held."""
+    reserved: int | None = None
+    """Peak of what the framework's allocator held."""
+    used: int | None = None
+    """What all processes use now."""
+    retries: int | None = None
+    """How often the allocator found no room, gave its cache back and asked again."""
 
 
 def visible_gpus() -> tuple[Gpu, ...]:
@@ -345,8 +358,14 @@ def memory_limit_bytes(root: Path = Path("/")) -> int | None:
 
 def host_memory_bytes() -> int:
     """Memory that this process may use: the machine's, or what its cgroups allow."""
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min(there, memory_limit_bytes() or there)
+    return host_memory_limit()[0]
+
+
+def host_memory_limit(root: Path = Path("/"), *, node_bytes: int | None = None) -> tuple[int, str]:
+    """The same, with what limits it: "node" or "cgroup". `node_bytes`: the machine's memory; None: this machine's."""
+    there = node_bytes or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    allowed = memory_limit_bytes(root) or there
+    return (allowed, "cgroup") if allowed < there else (there, "node")
 
 
 def _cgroups(controller: str, root: Path) -> Iterator[Path]:

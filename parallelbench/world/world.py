@@ -14,6 +14,7 @@ import torch.distributed as dist
 from parallelbench.errors import ConfigError
 from parallelbench.world import cuda
 from parallelbench.world.generators import Generators
+from parallelbench.world.machine import DeviceMemory
 from parallelbench.world.numerics import checksum
 
 if TYPE_CHECKING:
@@ -65,15 +66,19 @@ class World:
     def reset_peaks(self) -> None:
         for device in self._gpus:
             torch.cuda.reset_peak_memory_stats(device)
+            torch.cuda.reset_accumulated_memory_stats(device)  # retries
 
-    def peaks(self) -> list[tuple[int, int | None, int | None]]:
-        """Of each GPU: most bytes that tensors, and that torch's allocator, have held, and bytes that all use now."""
-        found: list[tuple[int, int | None, int | None]] = []
+    def peaks(self) -> list[DeviceMemory]:
+        found = []
         for device in self._gpus:
             free, total = torch.cuda.mem_get_info(device)
             held, reserved = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
-            found.append((held, reserved, total - free))
+            retries = torch.cuda.memory_stats(device)["num_alloc_retries"]
+            found.append(DeviceMemory(held, reserved, total - free, retries))
         return found
+
+    def memory_bytes(self) -> list[int | None]:
+        return [torch.cuda.get_device_properties(device).total_memory for device in self._gpus]
 
     def synchronize(self) -> None:
         for device in self._gpus:

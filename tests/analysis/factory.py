@@ -164,6 +164,11 @@ class Fake:
     """The columns of the probes of its devices; empty: they were not probed."""
     others_time_s: Callable[[int, int], float | None] = lambda epoch, rank: 0.0
     """What other programs took of the rank's cores."""
+    step_times_s: Callable[[int, int], list[float]] = lambda epoch, rank: [0.01]
+    """Of the sampled steps, the first ones of the epoch."""
+    node: Callable[[int], str] = lambda rank: "here"
+    memory_limit_bytes: int | None = None
+    allocator_retries: Callable[[int, int], int | None] = lambda epoch, rank: None
     cpu_time_s: Callable[[int, int], float] = lambda epoch, rank: 0.0
     """Processor time of the rank itself."""
     loader_cpu_time_s: Callable[[int, int], float | None] = lambda epoch, rank: None
@@ -220,6 +225,8 @@ def write_epochs(run: RunConfig, attempt: Attempt, fake: Fake, *, epochs: int) -
         resumed_elsewhere=fake.resumed_elsewhere,
         environment_json=fake.environment,
         data_sha256=fake.data_sha256,
+        memory_limit_bytes=fake.memory_limit_bytes,
+        memory_limit_by="device" if fake.device_type == "cuda" else "node",
         **fake.speeds,
         **dict(zip(("probed_latency_s", "probed_bandwidth_bytes_per_s"), fake.probed or (None, None), strict=True)),
         **(startup | fake.startup),
@@ -234,7 +241,8 @@ def write_epochs(run: RunConfig, attempt: Attempt, fake: Fake, *, epochs: int) -
             pushes = list(enumerate(fake.staleness(epoch, rank), start=1))
             push = keys | {"epoch": epoch, "rank": rank}
             _write(journal, "pushes", [push | {"step": step, "staleness": value} for step, value in pushes])
-            _write(journal, "steps", [keys | {"epoch": epoch, "step": 1, "rank": rank, "step_time_s": 0.01}])
+            steps = enumerate(fake.step_times_s(epoch, rank), start=1)
+            _write(journal, "steps", [push | {"step": step, "step_time_s": time_s} for step, time_s in steps])
         _write(journals[0], "epochs", [_epoch(run, keys, fake, epoch)])
     if fake.phases is not None:
         for rank, journal in enumerate(journals):
@@ -352,7 +360,7 @@ def _rank(run: RunConfig, keys: dict[str, Any], fake: Fake, epoch: int, rank: in
         "epoch": epoch,
         "rank": rank,
         "local_rank": rank,
-        "node": "here",
+        "node": fake.node(rank),
         "device_uuid": f"core {rank}"
         if fake.gpu_power_w is None
         else ",".join(gpu for gpu, driver in _gpus(run, processes).items() if driver == rank),
@@ -363,8 +371,7 @@ def _rank(run: RunConfig, keys: dict[str, Any], fake: Fake, epoch: int, rank: in
         "loader_cpu_time_s": fake.loader_cpu_time_s(epoch, rank),
         "loader_memory_bytes": fake.loader_memory_bytes(epoch, rank),
         "evaluation_time_s": 0.1,
-        "others_time_s": None if (taken := fake.others_time_s(epoch, rank)) is None else max(0.0, taken),
-        "others_signed_time_s": taken,
+        "others_time_s": fake.others_time_s(epoch, rank),
         "train_samples": train,
         "train_loss_sum": 1.0 * train,
         "train_correct": train // 2,
@@ -378,6 +385,8 @@ def _rank(run: RunConfig, keys: dict[str, Any], fake: Fake, epoch: int, rank: in
         "peak_allocated_bytes": fake.peak_allocated_bytes(epoch, rank),
         "peak_allocated_bytes_by_device": fake.peak_allocated_bytes_by_device(epoch, rank),
         "peak_reserved_bytes": fake.peak_allocated_bytes(epoch, rank),
+        "peak_reserved_bytes_by_device": fake.peak_allocated_bytes_by_device(epoch, rank),
+        "alloc_retries": fake.allocator_retries(epoch, rank),
         "device_used_bytes": None,
         "host_peak_rss_bytes": fake.host_peak_rss_bytes(epoch, rank),
     }

@@ -14,15 +14,7 @@ import torch
 
 from analysis.comparison.issues import unlike_probes
 from analysis.comparison.work import PROBED
-from analysis.metrics.disturbance import (
-    GPU_PROCESSES,
-    SUSPENDED,
-    disturbed,
-    judged_in_pools,
-    lost_share,
-    lost_time_s,
-    rests_on_disturbed,
-)
+from analysis.metrics.disturbance import taken as exceeds
 from parallelbench.measure.machine_probe import probe
 from parallelbench.world.world import World
 
@@ -60,20 +52,11 @@ def set_aside(rng: np.random.Generator, length_s: float, *, quiet: float, plante
     """The share of runs that count in no comparison."""
     taken = taken_s(rng, quiet, length_s, burst_s=0.001, shape=(RUNS, epochs := EPOCHS[length_s], RANKS))
     taken[..., 0] += taken_s(rng, planted, length_s, burst_s=0.02, shape=(RUNS, epochs))
-    run, epoch, rank = (axis.ravel() for axis in np.indices(taken.shape))
-    signed = counted_s(rng, taken, length_s).ravel()
-    ranks = pl.DataFrame({"run_id": run, "epoch": epoch, "rank": rank, "others_signed_time_s": signed}).with_columns(
-        others_time_s=pl.col("others_signed_time_s").clip(0.0),
-        run_delay_s=pl.lit(None, pl.Float64),
-        loader_cpu_time_s=pl.lit(None, pl.Float64),
-    )
-    frame = ranks.group_by("run_id", "epoch", maintain_order=True).agg(lost_time_s()).with_columns(
-        attempt=1, warm_up=False, slowest_epoch_time_s=pl.lit(length_s), cores=1,
-        **{GPU_PROCESSES: pl.lit(None, pl.Int32), SUSPENDED: pl.lit(None, pl.Float64)},
-    )  # fmt: skip
-    judged = judged_in_pools(frame.with_columns(disturbed(), lost_share()), lambda: ranks)
-    found = judged.group_by("run_id").agg(pl.col("disturbed").sum())["disturbed"]
-    return float(np.mean([rests_on_disturbed(count, epochs) for count in found]))
+    run, _, rank = (axis.ravel() for axis in np.indices(taken.shape))
+    ranks = pl.DataFrame({"run_id": run, "rank": rank, "others_s": counted_s(rng, taken, length_s).ravel()})
+    windows = ranks.group_by("run_id", "rank").agg(pl.col("others_s").sum(), epochs=pl.len())
+    windows = windows.with_columns(time_s=pl.col("epochs") * length_s, cores=1)
+    return float(np.mean(windows.group_by("run_id").agg(found=exceeds().any())["found"].to_list()))
 
 
 class Probed:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from analysis import load
-from analysis.figures import draw, specification
+from analysis.figures import chart, draw, specification
 from analysis.figures.chart import STYLES, legible
 from tests.analysis.factory import config, foreign, published, steady
 
@@ -49,8 +49,9 @@ def coloured(node: Any) -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.slow
-def test_a_strategy_has_one_colour_within_a_report(tmp_path: Path) -> None:
+def test_a_strategy_has_one_colour_within_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also one of a plugin, whose figures lack other ones: `mine` has several batches, `another` has one."""
+    monkeypatch.setattr(chart, "MOST_CONFIGURATIONS", 99)
     ways: list[dict[str, Any]] = [{}, {"strategy": "ddp", "devices": 2}, {"strategy": "tf_mirrored", "devices": 2}]
     ways += [{"strategy": "ddp", "devices": 2, "nodes": 2}]
     ways += [{"strategy": {"name": "ddp", "bucket_mib": float(size)}, "devices": 2} for size in range(1, 9)]

@@ -9,6 +9,7 @@ import json
 import math
 import struct
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from analysis import facts, load, per_epoch
 from analysis.export import exported_runs
 from launch.verbs.export import TRACKERS
 from parallelbench import cli
+from parallelbench.errors import ConfigError
 from tests.analysis.factory import EPOCH_EVERY_S, Fake, config, failed, published
 from tests.analysis.made_up import altered
 from tests.test_cli import here, refused
@@ -99,14 +101,22 @@ def test_a_run_begins_when_it_was_launched_or_with_what_an_earlier_attempt_left(
         assert found == {0: launched_at or 0.0, 3: begins}
 
 
-@pytest.mark.parametrize(
-    ("given", "name"), [("demo", "demo"), ("a-x2 (oom)", "a-x2 (oom)"), ("../../x", "__.._x"), ("..", "_"), ("", "_")]
-)
-def test_no_result_names_a_folder_outside_of_the_export(given: str, name: str, sweep: Path) -> None:
-    runs = altered(load(sweep), "run", sweep=pl.lit(given), slug=pl.lit(given))
-    found = exported_runs(runs)
-    assert {run.sweep for run in found} == {name}
-    assert all("/" not in run.name and run.name not in (".", "..") for run in found)
+@pytest.mark.parametrize("column", ["sweep", "slug", "run_id"])
+@pytest.mark.parametrize("given", ["../../x", "/etc/x", "..", ".hidden", "a\\b", "a\0b", "a\nb", ""])
+def test_a_result_whose_name_leads_out_of_the_export_is_refused(given: str, column: str, sweep: Path) -> None:
+    runs = load(sweep)
+    if column == "run_id":
+        run_id = runs.run["run_id"][0]
+        tables = {
+            name: frame.with_columns(run_id=pl.col("run_id").replace(run_id, given))
+            for name, frame in runs.tables.items()
+        }
+        renamed = replace(runs, tables=tables)
+    else:
+        renamed = altered(runs, "run", **{column: pl.lit(given)})
+    with pytest.raises(ConfigError, match=f"{column} .* is no file's name"):
+        exported_runs(renamed)
+    assert {run.sweep for run in exported_runs(runs)} == {"demo"}
 
 
 @pytest.mark.parametrize("tracker", TRACKERS)
@@ -156,35 +166,6 @@ def test_mlflow_reads_the_tables_numbers(sweep: Path, tmp_path: Path) -> None:
             history = client.get_metric_history(run.info.run_id, f"epoch/{name}")
             assert {m.step: m.value for m in history} == {epoch: epochs[run_id, epoch][name] for epoch in (1, 2, 3)}
     assert sorted(run.data.tags["counts"] for run in found.values()) == ["false", "true", "true"]
-
-
-@needs("tensorboard")
-def test_tensorboard_reads_the_tables_numbers(sweep: Path, tmp_path: Path) -> None:
-    assert cli.main(["export", str(sweep), "--to", "tensorboard", "--out", str(tmp_path / "out")]) == 0
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
-
-    def fp32(number: float) -> float:
-        value: float = struct.unpack("f", struct.pack("f", number))[0]
-        return value
-
-    folders = {folder.name: folder for folder in (tmp_path / "out" / "demo").iterdir()}
-    exported = exported_runs(load(sweep))
-    assert folders.keys() == {run.name for run in exported}
-    epochs, of_runs = epoch_numbers(sweep), run_numbers(sweep)
-    for run in exported:
-        read = EventAccumulator(str(folders[run.name]))
-        read.Reload()
-        expected = {f"run/{name}": [(3, fp32(value))] for name, value in of_runs[run.run_id].items()}
-        for name in epochs[run.run_id, 1]:
-            of_epochs = [(epoch, fp32(epochs[run.run_id, epoch][name])) for epoch in (1, 2, 3)]
-            expected[f"epoch/{name}"] = of_epochs
-        assert {tag: [(e.step, e.value) for e in read.Scalars(tag)] for tag in read.Tags()["scalars"]} == expected
-        content = read.summary_metadata["_hparams_/session_start_info"].plugin_data.content
-        written = HParamsPluginData.FromString(content).session_start_info.hparams
-        assert {f"tags.{name}": word for name, word in run.tags.items()}.items() <= {
-            key: value.string_value for key, value in written.items()
-        }.items()
 
 
 @needs("wandb")

@@ -9,9 +9,10 @@ import pytest
 import vl_convert
 
 from analysis import load, summary, text
-from analysis.figures.batch_regimes import batch_regimes, fit, steps
-from analysis.figures.curves import context_length, throughput_batch, throughput_data
-from analysis.figures.models import models
+from analysis.claims.figures.batch_regimes import batch_regimes, fit, steps
+from analysis.claims.figures.models import models
+from analysis.claims.figures.uw_benchmark import throughput_data
+from analysis.figures.lines import context_length, throughput_batch
 from analysis.figures.scaling import scaling
 from tests.analysis.factory import MIB, Fake, config, one_and_two, published, steady
 from tests.analysis.made_up import rows_of
@@ -84,11 +85,11 @@ def test_time_per_token_and_memory_against_the_length_of_the_context(tmp_path: P
     for row in rows:
         found.setdefault(row["panel"].rpartition(" — ")[2], {})[row["configuration"], row["x"]] = row["value"]
     assert found == {
-        "time per token, µs": pytest.approx(
+        "Time per token (µs)": pytest.approx(
             {("single × 1", 256): 2, ("single × 1", 1024): 2, ("single × 1", 4096): 5}
             | {("ddp × 2", 256): 1, ("ddp × 2", 1024): 1, ("ddp × 2", 4096): 2.5}
         ),
-        "host memory of the largest process, MiB": {
+        "Host memory (RSS), largest process (MiB)": {
             ("single × 1", 256): 100,
             ("single × 1", 1024): 110,
             ("single × 1", 4096): 200,

@@ -96,6 +96,8 @@ def _damage(folder: RunFolder, how: str) -> None:
         table.write_bytes(bytes(b ^ (i == 100) for i, b in enumerate(table.read_bytes())))
     elif how == "cut":
         table.write_bytes(table.read_bytes()[:-9])
+    elif how == "gone":
+        table.unlink()
     elif how == "no manifest":
         manifest.unlink()
     elif how == "torn manifest":
@@ -105,6 +107,8 @@ def _damage(folder: RunFolder, how: str) -> None:
     elif how == "other type":
         many = pl.lit("many").alias("steps")
         rewrite(folder, TABLES_VERSION, lambda tables: tables | {"epochs": tables["epochs"].with_columns(many)})
+    elif how == "other table":
+        rewrite(folder, TABLES_VERSION, lambda tables: {t: rows for t, rows in tables.items() if t != "pushes"})
     elif how == "other run":
         manifest.write_text(json.dumps(content | {"run_id": "0" * 64}))
 
@@ -113,12 +117,14 @@ def _damage(folder: RunFolder, how: str) -> None:
     ("how", "reason"),
     [
         ("flipped", "its result is damaged"),
-        ("cut", "not as long as"),
+        ("cut", "the sha256 of ranks.parquet is not the manifest's"),
+        ("gone", "ranks.parquet is missing"),
         ("no manifest", "manifest.json is missing"),
         ("torn manifest", "manifest.json is missing or unreadable"),
         ("other columns", "ranks.epoch_time_s is missing"),
-        ("other type", "conversion from `str` to `i"),
-        ("other run", "not the run that manifest.json names"),
+        ("other type", "epochs.steps is String instead of Int32"),
+        ("other table", "names other tables than"),
+        ("other run", "run.parquet has rows of another run"),
     ],
 )
 def test_a_damaged_result_is_named_and_skipped_and_the_others_are_read(tmp_path: Path, how: str, reason: str) -> None:
@@ -135,19 +141,17 @@ def test_an_empty_table_with_other_columns_is_told_from_whole_ones(tmp_path: Pat
     """Runs are read together, and an empty table's columns aren't compared when it is scanned."""
     good, bad = published(config(tmp_path)), published(config(tmp_path, repeat=1))
     rewrite(bad, TABLES_VERSION, lambda tables: tables | {"losses": tables["losses"].drop("train_loss")})
-    older = published(config(tmp_path, repeat=2))
-    rewrite(older, TABLES_VERSION - 1, lambda tables: tables | {"losses": tables["losses"].drop("train_loss")})
     runs = load(tmp_path)
-    assert runs.run["folder"].to_list() == [str(good.path), str(older.path)]
+    assert runs.run["folder"].to_list() == [str(good.path)]
     assert [(each.path, "losses.train_loss is missing" in each.reason) for each in runs.skipped] == [(bad.path, True)]
-    assert "losses.train_loss is missing" in runs.notes[0]
 
 
-def test_a_result_without_a_table_that_is_read_later_has_none_of_its_rows(tmp_path: Path) -> None:
+def test_a_table_that_is_read_later_is_named_where_it_is_damaged(tmp_path: Path) -> None:
     folder = published(config(tmp_path), Fake(gpu_power_w=lambda epoch, rank: 100.0))
     assert load(tmp_path).telemetry.height
-    rewrite(folder, TABLES_VERSION - 1, lambda tables: {t: frame for t, frame in tables.items() if t != "telemetry"})
-    assert load(tmp_path).telemetry.is_empty()
+    (folder.result / "telemetry.parquet").unlink()
+    with pytest.raises(ConfigError, match=r"telemetry\.parquet is missing"):
+        _ = load(tmp_path).telemetry
 
 
 def test_rows_belong_to_their_run_whatever_the_manifests_count(tmp_path: Path) -> None:
@@ -258,16 +262,26 @@ def test_pandas_frames_hold_the_same(tmp_path: Path) -> None:
     assert pl.from_pandas(frames["ranks"])["epoch_time_s"].to_list() == runs.ranks["epoch_time_s"].to_list()
 
 
-def test_an_unfinished_run_of_another_schema_version_loads_beside_todays(tmp_path: Path) -> None:
+def test_a_journal_of_another_run_id_is_that_of_its_folder(tmp_path: Path) -> None:
     published(config(tmp_path))
-    old = failed(config(tmp_path, repeat=1), "killed", "signal 9", epochs=2)
-    journal = old.attempts()[-1].path / "journal-rank0.jsonl"
-    known = run_id(config(tmp_path, repeat=1))
-    journal.write_text(journal.read_text().replace(known, "f" * 64))  # as another version would have named it
+    copied = failed(config(tmp_path, repeat=1), "killed", "signal 9", epochs=2)
+    journal = copied.attempts()[-1].path / "journal-rank0.jsonl"
+    journal.write_text(journal.read_text().replace(run_id(config(tmp_path, repeat=1)), "f" * 64))
     runs = load(tmp_path)
-    assert sorted(summary(runs)["runs"].to_list()) == [2]
+    assert summary(runs)["runs"].to_list() == [2]
     epochs = per_run(runs).join(runs.run.select("run_id", "repeat"), on="run_id").sort("repeat")["epochs_finished"]
     assert epochs.to_list() == [3, 2]
+
+
+def test_rows_that_name_another_run_are_read_as_nobodys(tmp_path: Path) -> None:
+    """A result is anybody's: its rows must not become those of a run beside it."""
+    good, bad = published(config(tmp_path)), published(config(tmp_path, repeat=1))
+    other = run_id(config(tmp_path))
+    rewrite(bad, TABLES_VERSION, lambda tables: tables | {"ranks": tables["ranks"].with_columns(run_id=pl.lit(other))})
+    runs = load(tmp_path)
+    assert runs.run["folder"].to_list() == [str(good.path)]
+    assert runs.ranks.height == 3
+    assert [each.reason for each in runs.skipped] == ["its result is damaged: ranks.parquet has rows of another run"]
 
 
 def test_rows_of_runs_that_were_taken_out_stay_out(tmp_path: Path) -> None:

@@ -13,11 +13,8 @@ from analysis import load, per_epoch, per_run, summary
 from analysis.metrics import columns as columns_module
 from analysis.metrics.columns import PER_FACT, Metric, per_epoch_columns, per_run_columns, summary_columns
 from analysis.report import page as page_module
-from analysis.runs import published
-from parallelbench.results import publish
-from parallelbench.results import tables as tables_module
 from parallelbench.results.declaration import Column, Over, count, table_of
-from parallelbench.results.tables import TABLES, TABLES_VERSION, schema
+from parallelbench.results.tables import TABLES, schema
 from tests.analysis import factory
 
 WAITED = table_of(
@@ -70,22 +67,6 @@ def test_a_declared_column_is_in_every_table(results: Path) -> None:
     assert epochs["waited_sum_s"].to_list() == [2 * e + 10 + 200 * r for r in range(3) for e in (1, 2, 3)]
     assert metrics["steady_waited_s"].to_list() == [15.0, 215.0, 415.0], "epochs 2 and 3"
     assert configurations["steady_waited_s"].to_list() == [215.0]
-
-
-def test_results_without_it_load_beside_and_have_null(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    factory.published(factory.config(tmp_path))
-    monkeypatch.setitem(TABLES, "ranks", (*TABLES["ranks"], *WAITED))
-    for module in (tables_module, publish, published):
-        monkeypatch.setattr(module, "TABLES_VERSION", TABLES_VERSION + 1)
-    factory.published(factory.config(tmp_path, repeat=1))
-    runs = load(tmp_path)
-    expected = (
-        f"1 run of tables version {TABLES_VERSION} (this program: {TABLES_VERSION + 1}): ranks.waited_s is missing"
-    )
-    assert (runs.notes, runs.skipped) == ((expected,), ())
-    assert per_run(runs)["steady_waited_s"].to_list() == [None, None], "none has measured it"
-    assert per_run(runs)["steady_epoch_time_s"].to_list() == [1.0, 1.0]
-    assert summary(runs)["repeats"].to_list() == [2]
 
 
 def test_a_declared_formula_is_computed(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:

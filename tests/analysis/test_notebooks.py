@@ -13,9 +13,10 @@ import pytest
 from msgspec import structs
 from nbclient import NotebookClient
 
-from analysis import notebook
+from analysis import notebook, per_epoch
 from analysis.figures import svg
-from analysis.notebook import latest
+from analysis.notebook import latest, named, overview
+from analysis.runs.reader import Runs
 from parallelbench.cli import main
 from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
@@ -64,6 +65,11 @@ def test_a_notebook_runs_from_top_to_bottom(name: str, tmp_path: Path, monkeypat
     assert not [output for output in outputs if output.get("name") == "stderr"]
     kinds = {kind for output in outputs for kind in output.get("data", {})}
     assert {"image/svg+xml", "text/markdown", "text/html"} <= kinds
+    texts = [output.get("data", {}).get("text/plain", "") for output in outputs]
+    frames = [text for text in texts if "shape: (" in text]
+    of_two_sides = [text for text in frames if "ratio" in text or "metric" in text]
+    assert all("strategy" in text and "devices" in text for text in frames if text not in of_two_sides)
+    assert "speed_up" in frames[0], "the summary comes first"
     assert sum("image/svg+xml" in output.get("data", {}) for output in outputs) >= 2
     if name == "quick_look":
         tables = [output["data"]["text/plain"] for output in outputs if "text/plain" in output.get("data", {})]
@@ -90,6 +96,16 @@ def test_losses_come_out_again_in_plain_pytorch(tmp_path: Path) -> None:
     assert main([*run, f"results={tmp_path / 'results'}"]) == 0
     assert largest_difference(tmp_path / "results") < 1e-4
     assert "parallelbench." not in Path(plain_pytorch.__file__).read_text()
+
+
+def test_frames_begin_with_strategy_and_devices(usual: Runs) -> None:
+    first = overview(usual)
+    assert first.select("strategy", "devices", "verdict").rows() == [("single", 1, "baseline"), ("ddp", 2, "faster")]
+    assert first["speed_up"].to_list() == [1.0, pytest.approx(1.6)]
+    epochs = named(usual, per_epoch(usual).select("run_id", "epoch"))
+    assert epochs.columns == ["strategy", "devices", "configuration", "repeat", "epoch", "run_id"]
+    assert epochs["run_id"].to_list() == per_epoch(usual)["run_id"].to_list()
+    assert set(epochs.select("strategy", "devices").rows()) == {("single", 1), ("ddp", 2)}
 
 
 def test_the_latest_sweep_is_the_one_that_was_written_to_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,5 +87,5 @@ def test_what_does_not_exist_is_answered_by_what_does(sweep: Path, options: dict
 
     asked: dict = dict.fromkeys(("out", "target", "figure", "panel", "width")) | options
     with pytest.raises(ConfigError, match=re.escape(answer)):
-        report([str(sweep)], Extension(), **asked)
+        report(str(sweep), Extension(), **asked)
     assert not (sweep / "paper").exists()

@@ -43,7 +43,7 @@ def figures() -> list[Figure]:
     what = f"{RUNS:,} runs of {EPOCHS} epochs"
     works = RUNS // REPEATS // len(CONFIGURATIONS)
     size = f"{works} kinds of work, {RUNS // REPEATS} configurations of {REPEATS} repeats, 2.6 million rows of ranks"
-    page = "the HTML page, of which importing Altair and drawing eight figures twice take most"
+    page = "the HTML page, with eight figures, each drawn once"
     pays_after = [max(0.0, with_copy - scan) / (scan - once) for once in load]
     return [
         Figure(f"{what}: load and summary, whole process", answer, "s", 2, False, size),

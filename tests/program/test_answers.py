@@ -80,7 +80,6 @@ def measured(
                 training_started_at=began,
                 training_ended_at=began + STEPS * step_s,
                 others_time_s=0.0,
-                others_signed_time_s=0.0,
                 cpu_time_s=STEPS * step_s,
                 host_peak_rss_bytes=10**8,
                 data_wait_s=waiting * STEPS * step_s,

@@ -343,7 +343,7 @@ class ProgramSession(Session):
         started_at = min(rank.ends_at[window.first - 1] for rank in ranks)
         finished_at = max(rank.ends_at[window.last - 1] for rank in ranks)
         busy_s, own_s, of_each = between(self._loads, started_at, finished_at)
-        signed_s = None if busy_s is None or own_s is None else busy_s - own_s
+        others_s = None if busy_s is None or own_s is None else busy_s - own_s
         rows = []
         for rank in ranks:
             row: Row = dict.fromkeys(_COLUMNS["ranks"])
@@ -354,17 +354,18 @@ class ProgramSession(Session):
             row |= {"epoch_time_s": math.fsum(durations(rank, window)) if rank.device_s else end - begin}
             row |= {"training_started_at": begin, "training_ended_at": end}
             row["cpu_time_s"] = of_each.get(rank.pid) if rank.pid is not None else own_s
-            if signed_s is not None:  # of all cores together: each rank's part of it
-                row |= {"others_signed_time_s": signed_s / len(ranks), "others_time_s": max(0.0, signed_s / len(ranks))}
+            if others_s is not None:  # of all cores together: each rank's part of it
+                row["others_time_s"] = others_s / len(ranks)
             if rank.waits_s:
                 row["data_wait_s"] = sum(rank.waits_s[window.first : window.last])
                 row["data_wait_share"] = row["data_wait_s"] / row["epoch_time_s"]
             if rank.before_s and self._told.saw_backwards:
                 row["forward_s"] = sum(rank.before_s[window.first : window.last])
             if rank.memory:  # from the start of the process
-                held = [each.peak_allocated_bytes for each in rank.memory]
-                row |= {"peak_allocated_bytes": sum(held), "peak_allocated_bytes_by_device": ",".join(map(str, held))}
-                row["peak_reserved_bytes"] = sum(each.peak_reserved_bytes for each in rank.memory)
+                for kind in ("allocated", "reserved"):
+                    held = [getattr(each, f"peak_{kind}_bytes") for each in rank.memory]
+                    row[f"peak_{kind}_bytes"] = sum(held)
+                    row[f"peak_{kind}_bytes_by_device"] = ",".join(map(str, held))
             row["host_peak_rss_bytes"] = self._peaks.get(rank.pid or 0)
             rows.append({name: row[name] for name in _COLUMNS["ranks"]})
         self._journal.write("ranks", rows)

@@ -39,6 +39,10 @@ class ProgramWorld:
         """Name and UUID of each GPU of this node that belongs to the run."""
         return [(gpu.name, gpu.uuid) for gpu in self._gpus]
 
+    def memory_bytes(self) -> list[int | None]:
+        """As the driver has it, a little more than a program gets."""
+        return [gpu.memory_bytes for gpu in self._gpus]
+
     @property
     def device_name(self) -> str:
         """Name of the GPUs or of the processor."""

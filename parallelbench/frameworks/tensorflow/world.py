@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from parallelbench.errors import ConfigError, count_of
 from parallelbench.frameworks.control_group import meet
-from parallelbench.world.machine import visible_gpus
+from parallelbench.world.machine import DeviceMemory, visible_gpus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -55,9 +55,13 @@ class TensorFlowWorld:
         for name in self._gpu_names:
             tf.config.experimental.reset_memory_stats(name)
 
-    def peaks(self) -> list[tuple[int, int | None, int | None]]:
+    def peaks(self) -> list[DeviceMemory]:
         """Of each GPU what tensors have held; TensorFlow tells no more."""
-        return [(tf.config.experimental.get_memory_info(name)["peak"], None, None) for name in self._gpu_names]
+        return [DeviceMemory(tf.config.experimental.get_memory_info(name)["peak"]) for name in self._gpu_names]
+
+    def memory_bytes(self) -> list[int | None]:
+        """TensorFlow does not say."""
+        return [None for _ in self._gpu_names]
 
     def synchronize(self) -> None:
         """Wait until this rank's devices are idle; on CPUs a call returns when its work is done."""

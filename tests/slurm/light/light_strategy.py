@@ -22,6 +22,7 @@ from parallelbench.frameworks import FRAMEWORKS, Framework
 from parallelbench.measure.traffic import Traffic
 from parallelbench.strategies.single import Single
 from parallelbench.training.session import RankSession
+from parallelbench.world.machine import DeviceMemory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -82,7 +83,10 @@ class LightWorld:
     def reset_peaks(self) -> None:
         """There is no GPU."""
 
-    def peaks(self) -> list[tuple[int, int | None, int | None]]:
+    def peaks(self) -> list[DeviceMemory]:
+        return []
+
+    def memory_bytes(self) -> list[int | None]:
         return []
 
     def synchronize(self) -> None:

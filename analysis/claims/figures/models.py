@@ -9,31 +9,32 @@ import altair as alt
 import polars as pl
 
 from analysis import text
-from analysis.comparison.baseline import against_one_device, baseline_of, limited, refused
-from analysis.comparison.configurations import displayed, has_disturbed
+from analysis.claims.figures import is_reproduction
+from analysis.comparison.baseline import against_one_device, limited, refused
+from analysis.comparison.configurations import displayed
 from analysis.comparison.work import component_labels, groups_across, natural
 from analysis.figures.chart import (
     HOLLOW,
+    LEGEND,
+    MEMORY,
     NAMES,
     PANEL_WIDTH,
     Own,
+    baselines,
     panels,
-    per_group,
     records,
+    rests_on_disturbed,
     series,
-    tips,
+    tabulated,
     with_medians,
+    with_words,
 )
+from analysis.figures.finding import per_group
 from analysis.runs.reader import once
 
 if TYPE_CHECKING:
     from analysis.comparison.ratio import Ratio
     from analysis.runs.reader import Runs
-
-_MEMORY = {
-    "host": "Host memory (RSS), sum of all processes (MiB)",
-    "device": "Device memory, sum of all processes (MiB)",
-}
 
 
 @once
@@ -55,10 +56,10 @@ def _times_and_memory(runs: Runs) -> pl.DataFrame:
     rows = _measured(runs)
     names = ("work", "model", *NAMES)
     time_s, memory_mib = pl.col("total_training_time_s"), pl.col("peak_memory_sum_bytes") / text.MIB
-    memory = pl.col("memory_kind").replace_strict(_MEMORY, default=None)
+    memory = pl.format("{}, sum of all processes (MiB)", pl.col("memory_kind").replace_strict(MEMORY, default=None))
     data = pl.concat(
         [
-            rows.with_columns(disturbed=pl.col("disturbed") | has_disturbed("total_training_time_s")).select(
+            rows.with_columns(disturbed=rests_on_disturbed(runs, "total_training_time_s")).select(
                 *names, time_s, value=time_s, title=pl.lit("Training time, all epochs (s)")
             ),
             rows.select(*names, peak_memory_sum_mib=memory_mib, value=memory_mib, title=memory),
@@ -69,23 +70,35 @@ def _times_and_memory(runs: Runs) -> pl.DataFrame:
     return data.with_columns(panel=panel).sort(natural("work"), maintain_order=True)
 
 
+_SHAPES = ("circle", "triangle-up", "square", "diamond", "cross", "triangle-down")
+"""By number of devices, the fewest first: configurations of one variant have one colour."""
+
+
+def _shapes(data: pl.DataFrame, legend: alt.Legend) -> alt.Shape:
+    of = dict(data.select("configuration", "devices").unique(maintain_order=True).rows())
+    levels = sorted(set(of.values()))
+    shapes = [_SHAPES[levels.index(devices) % len(_SHAPES)] for devices in of.values()]
+    return alt.Shape("configuration:N", scale=alt.Scale(domain=list(of), range=shapes), legend=legend)
+
+
 def _draw(data: pl.DataFrame, runs: Runs) -> alt.FacetChart:
     """A row per model, a colour per configuration: medians over repeats, every repeat as a small point."""
     data = with_medians(data, ("panel", "configuration", "model"))
+    data = with_words(data, ("model", "model"), ("value", "value"))
     base = alt.Chart(records(data)).properties(width=PANEL_WIDTH, height={"step": 44})
     models = list(data["model"].unique(maintain_order=True))
     y = alt.Y("model:N", sort=models, title=None, axis=alt.Axis(grid=True, domain=False, ticks=False, labelPadding=8))
     scale = alt.Scale(type="log", nice=False, padding=14)
-    key = series(data, runs, points=True)
-    colour, shape = key["color"], key["shape"]
-    tooltip = tips("model:N", "configuration:N")
+    legend = LEGEND.copy()
+    legend.symbolType, legend.symbolSize = alt.Undefined, 110
+    shape, colour = _shapes(data, legend), series(data, runs)["color"].legend(legend)  # one legend for both
     median = base.transform_filter("datum.first").mark_point(filled=True, size=110, opacity=0.9)
     median = median.encode(
         x=alt.X("median:Q", title="Logarithmic scale", scale=scale, axis=alt.Axis(tickCount=5, format=",.4~g")),
         y=y,
         color=colour,
         shape=shape,
-        tooltip=[*tooltip, alt.Tooltip("median:Q", format=".4~g")],
+        description=alt.Description("words_of_median:N"),
     )
     repeat = base.mark_point(filled=True, size=16, strokeOpacity=0.5, strokeWidth=0.8)
     repeat = repeat.encode(
@@ -93,7 +106,7 @@ def _draw(data: pl.DataFrame, runs: Runs) -> alt.FacetChart:
         x=alt.X("value:Q", scale=scale),
         y=y,
         color=colour,
-        tooltip=[*tooltip, *tips("repeat:N"), alt.Tooltip("value:Q", format=".4~g")],
+        description=alt.Description("words:N"),
     )
     return panels(alt.layer(repeat, median), data, own_axes=True)
 
@@ -113,7 +126,7 @@ def _speeds(runs: Runs, rows: pl.DataFrame) -> str:
         speed = _against_one_device(runs, members)
         memory = _against_one_device(runs, members, "peak_memory_sum_bytes")
         keys = members.select("group", "configuration").rows()
-        if speed and any(baseline_of(runs).get(key) != configuration for key in keys):
+        if speed and any(baselines(runs).get(key) != configuration for key in keys):
             taking = f" and takes {_ends(memory)} times the memory" if memory else ""
             shown.append(f"{configuration} is {_ends(speed)} times as fast{taking}")
     return f"once warm, beside one device of its framework, {text.listed(shown, sep='; ')}" if shown else ""
@@ -140,4 +153,12 @@ def _ends(ratios: list[tuple[Ratio, str]]) -> str:
     return " to ".join(dict.fromkeys(f"{figure} [{model}]" for figure, model in ends))
 
 
-models = Own(order=11, title="Training time and memory by model", rows=_times_and_memory, draw=_draw, finding=_finding)
+models = Own(
+    order=11,
+    title="Training time and memory by model",
+    rows=_times_and_memory,
+    drawn_for=is_reproduction,
+    draw=_draw,
+    tabulate=lambda data: tabulated(data, "median", by={"model": "model"}),
+    finding=_finding,
+)

@@ -7,25 +7,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import altair as alt
 import polars as pl
 
+from analysis.claims.figures import is_reproduction
 from analysis.comparison.configurations import learned
 from analysis.comparison.work import groups_across
-from analysis.figures.chart import (
-    DOUBLING,
-    INK,
-    LEGEND,
-    PANEL_WIDTH,
-    Own,
-    doubling,
-    panels,
-    per_group,
-    records,
-    scale,
-    shown,
-    tips,
-)
+from analysis.figures.finding import per_group
+from analysis.figures.lines import Axis, Lines
 from analysis.metrics.runs import ACCURACY_LADDER, step_to_accuracy, steps_to_accuracy
 from analysis.runs.reader import once
 
@@ -33,7 +21,7 @@ if TYPE_CHECKING:
     from analysis.runs.reader import Runs
 
 _ENOUGH_BATCHES = 4
-_POINTS, _FIT, _PERFECT = "measured, best learning rate", "fitted", "perfect scaling"
+_FIT, _PERFECT = "fitted", "perfect scaling"
 _ROOTS = ("batch_size", "optimizer.lr", "epochs")
 """Keys in which runs of one curve may differ: as in the paper, every batch has its best learning rate."""
 _EDGE = 0.1
@@ -69,8 +57,8 @@ class Curve(NamedTuple):
 def steps(runs: Runs) -> pl.DataFrame:
     """Of every batch and repeat, the fewest steps to the highest target that all batches of its curve reach.
 
-    Columns: panel, target, x (the batch), repeat, steps_to_accuracy and `least`, the fewest that these may be: accuracy
-    is known at the end of an epoch. It rests on no clock: runs on shared cores count.
+    Columns: panel, configuration, variant, strategy, target, x (the batch), repeat, steps_to_accuracy and `least`, the
+    fewest these may be: accuracy is known at the end of an epoch. It rests on no clock: runs on shared cores count.
     """
     work = pl.col("run_id").replace_strict(groups_across(runs, _ROOTS), return_dtype=pl.String)
     point = ("panel", "x", "repeat")
@@ -78,7 +66,7 @@ def steps(runs: Runs) -> pl.DataFrame:
         learned(runs)
         .with_row_index("place")
         .select(
-            *("run_id", "place", "repeat"),
+            *("run_id", "place", "repeat", "configuration", "variant", "strategy"),
             x="global_batch_size",
             panel=pl.format("{} · {}", work, "configuration"),
             best="best_test_accuracy",
@@ -94,7 +82,7 @@ def steps(runs: Runs) -> pl.DataFrame:
         rows.join(steps_to_accuracy(runs, targets), on="run_id")
         .join(step_to_accuracy(runs, targets), on="run_id")
         .group_by(point)
-        .agg(fewest, pl.col("target", "place").first())
+        .agg(fewest, pl.col("target", "place", "configuration", "variant", "strategy").first())
         .filter(_has_enough_batches())
         .sort("place", "x", "repeat")
         .with_columns(least=pl.col("steps_to_accuracy") - pl.col("steps").cast(pl.Int64) + 1)
@@ -131,59 +119,43 @@ def fit(data: pl.DataFrame) -> Curve:
     return Curve(*(math.exp(value) for value in fit.x))
 
 
-def _draw(data: pl.DataFrame, runs: Runs) -> alt.FacetChart:
-    """Points per repeat, the fitted curve, perfect scaling beside it and the regimes' ends.
+def _rows(runs: Runs) -> pl.DataFrame:
+    """Each panel is of one configuration and one kind of work."""
+    return steps(runs).with_columns(group="panel", value=pl.col("steps_to_accuracy"), disturbed=pl.lit(False))
 
-    Where accuracy was measured too rarely, the range of each point's steps instead of any line.
+
+def _theory(data: pl.DataFrame) -> pl.DataFrame:
+    """The fitted curve, perfect scaling beside it, and the regimes' ends that lie among the batches; nothing of panels
+    in which accuracy was measured too rarely.
     """
-    parts = [_of_panel(members) for _, members in shown(data).group_by("panel", maintain_order=True)]
-    base = alt.Chart(records(pl.concat(parts, how="diagonal"))).properties(width=PANEL_WIDTH, height=280)
-    x = doubling(data, "Batch size")
-    y = alt.Y("steps_to_accuracy:Q", title="Optimizer steps", scale=DOUBLING)
-    colours = {_POINTS: "#0072b2", _FIT: "#0072b2", _PERFECT: "#999999"}
-    colour = alt.Color("kind:N", scale=scale(colours), legend=LEGEND)
-    dashes = {_POINTS: [1, 0], _FIT: [1, 0], _PERFECT: [5, 4]}
-    dash = alt.StrokeDash("kind:N", scale=scale(dashes), legend=LEGEND)
-    tooltip = tips("x:Q", "steps_to_accuracy:Q", "repeat:Q")
-    points = base.transform_filter(f"datum.kind == '{_POINTS}'")
-    curve = base.transform_filter(f"datum.kind == '{_FIT}'").mark_line(strokeWidth=2.2)
-    ideal = base.transform_filter(f"datum.kind == '{_PERFECT}'").mark_line()
-    edges = base.transform_filter("datum.kind == 'edge'")
-    ranges = points.mark_rule(strokeWidth=1.2).encode(x=x, y=y, y2=alt.Y2("least"), color=colour)
-    rule = edges.mark_rule(color=INK, strokeDash=[2, 3]).encode(x=x)
-    words = edges.mark_text(align="left", dx=4, dy=8, angle=0, fontSize=11, color=INK, baseline="top")
-    layers = alt.layer(
-        ideal.encode(x=x, y=y, color=colour, strokeDash=dash),
-        curve.encode(x=x, y=y, color=colour, strokeDash=dash),
-        ranges,
-        points.mark_point(filled=True, size=50, opacity=0.75).encode(x=x, y=y, color=colour, tooltip=tooltip),
-        rule,
-        words.encode(x=x, y=alt.value(0), text=alt.Text("label:N")),
-    )
-    return panels(layers, data)
+    schema = {"panel": pl.String, "line": pl.String, "x": pl.Float64, "value": pl.Float64, "label": pl.String}
+    rows = [
+        {"panel": name} | row
+        for (name,), members in data.group_by("panel", maintain_order=True)
+        if not is_coarse(members)
+        for row in _lines(members)
+    ]
+    return pl.DataFrame(rows, schema=schema)
 
 
-def _of_panel(data: pl.DataFrame) -> pl.DataFrame:
-    """The rows of one panel: points, and unless it is coarse both lines and the edges that lie among the batches."""
-    points = data.select("repeat", pl.col("x", "steps_to_accuracy", "least").cast(pl.Float64), kind=pl.lit(_POINTS))
-    parts = [points] if is_coarse(data) else [points, _lines(data)]
-    return pl.concat(parts, how="diagonal").with_columns(panel=pl.lit(data["panel"][0]))
-
-
-def _lines(data: pl.DataFrame) -> pl.DataFrame:
+def _lines(data: pl.DataFrame) -> list[dict[str, Any]]:
     curve = fit(data)
     low, high = float(data["x"].min()), float(data["x"].max())  # type: ignore[arg-type]
+    most = float(data["value"].max())  # type: ignore[arg-type]
     grid = [low * (high / low) ** (i / 60) for i in range(61)]
     floor = curve.least_steps / 2
     perfect = [(b, curve.steps(low) * low / b) for b in grid]
     edges = {"diminishing": curve.perfect_up_to, "maximal": curve.maximal_from}
-    rows: list[dict[str, Any]] = [
-        *({"kind": _FIT, "x": b, "steps_to_accuracy": curve.steps(b)} for b in grid),
-        *({"kind": _PERFECT, "x": b, "steps_to_accuracy": s} for b, s in perfect if s >= floor),
-        *({"kind": "edge", "x": b, "label": label} for label, b in edges.items() if low < b < high),
+    return [
+        *({"line": _FIT, "x": b, "value": curve.steps(b)} for b in grid),
+        *({"line": _PERFECT, "x": b, "value": s} for b, s in perfect if s >= floor),
+        *(
+            {"line": f"{label} from here", "x": b, "value": end, "label": label if end == most else None}
+            for label, b in edges.items()
+            if low < b < high
+            for end in (floor, most)
+        ),
     ]
-    schema = {"kind": pl.String, "x": pl.Float64, "steps_to_accuracy": pl.Float64, "label": pl.String}
-    return pl.DataFrame(rows, schema=schema)
 
 
 def _regimes(data: pl.DataFrame) -> str:
@@ -226,11 +198,16 @@ def _where(batch: float, low: float, high: float, word: str) -> str:
     return f"{word} a batch of {batch:.0f}"
 
 
-batch_regimes = Own(
+batch_regimes = Lines(
     order=13,
     title="Steps to accuracy against batch size",
-    rows=steps,
-    draw=_draw,
+    remark="Points: the best learning rate of each repeat.",
+    rows=_rows,
+    drawn_for=is_reproduction,
+    x=Axis("doubling", "Batch size"),
+    y=Axis("doubling", "Optimizer steps"),
+    joined=False,
+    references=_theory,
     finding=lambda runs: (
         per_group(steps(runs), _regimes, by="panel", every=True)
         or f"No work was trained with {_ENOUGH_BATCHES} batch sizes to an accuracy that all of them reach."
