@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from analysis import text
-from analysis.comparison.change_points import FEWEST_POINTS, MOST_POINTS, shifts, smallest_seen_last
+from analysis.comparison.change_points import FEWEST_POINTS, MARGIN, MOST_POINTS, shifts, smallest_seen_last
 from analysis.comparison.exclusions import Exclusion, excluded
 from analysis.comparison.issues import (
     OF_START_UP,
@@ -51,8 +51,9 @@ from parallelbench.results.folder import find_runs, no_runs, require_folder
 from parallelbench.results.tables import TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 
+    from analysis.comparison.change_points import Margins
     from analysis.comparison.ratio import Ends
     from analysis.comparison.run import ComparedRun
     from analysis.comparison.work import Differences, Work
@@ -180,7 +181,9 @@ class Series:
     points: tuple[Point, ...]
     changes: tuple[Change, ...]
     seen: float | None
-    """The smallest ratio by which the last point alone would have to be worse to be a change; None: none would do."""
+    """The smallest ratio by which the last `behind` points would have to be worse to be a change; None: none would do."""
+    behind: int
+    """Fewest points behind a change, the first changed one included: those of the last two submits."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -242,21 +245,22 @@ def history(
 
 def outcome(found: History, *, since: str | None = None) -> Outcome:
     """1 where a change for the worse began at or after `since`, a day or a commit, in any series; without it, where one
-    began with the point that was measured last. Raises `ConfigError` for a commit that no point has.
+    began as late as one can be shown, with the last two submits of the newest series. Raises `ConfigError` for a commit
+    that no point has.
     """
     newest = found.newest
     first = {id(series): _first_since(series, since) for series in found.series} if since else {}
     if since and not any(place is not None for place in first.values()):
         known = list(dict.fromkeys(point.commit for series in found.series for point in series.points))
         raise ConfigError(f"--since {since}: no point has this commit, or was measured since; {choices(since, known)}")
-    begins = first or {id(newest): len(newest.points) - 1}
+    begins = first or {id(newest): len(newest.points) - newest.behind}
     worse = [
         (series, change)
         for series in found.series
         for change in series.changes
         if change.is_worse and (begin := begins.get(id(series))) is not None and change.at >= begin
     ]
-    name, when = found.metric.column.name, f"since {since}" if since else "in the last point"
+    name, when = found.metric.column.name, f"since {since}" if since else f"in {_last(newest)}"
     if worse:
         told = [f"{_sized(change)} from {_named(series.points[change.at])} on" for series, change in worse]
         return Outcome(WORSE, f"WORSE {when}: {name} {text.listed(told, sep='; ')}")
@@ -271,8 +275,13 @@ def _power(series: Series) -> str:
     if points < FEWEST_POINTS:
         return f"{count_of(points, 'point')} of one kind of machine, a change takes {FEWEST_POINTS} at least"
     if series.seen is None:
-        return "these points vary so much that no change of the last one would be shown"
-    return f"a last point that is worse by {_percent(series.seen)} or more would be a change"
+        return f"these points vary so much that no change of {_last(series)} would be shown"
+    return f"{_last(series)} would be a change if worse by {_percent(series.seen)} or more"
+
+
+def _last(series: Series) -> str:
+    """ "the last point", "the last 2 points": behind which a change can be shown."""
+    return "the last point" if series.behind == 1 else f"the last {series.behind} points"
 
 
 def _sized(change: Change) -> str:
@@ -543,16 +552,38 @@ def _recorded(run: ComparedRun) -> Mapping[str, Any]:
     return known[run.run_id]
 
 
+def margins_of(points: Sequence[Point]) -> Margins:
+    """Fewest points before a change, and behind it, that were measured in two submits: one submit may have met a slow
+    hour of its machine.
+    """
+    return _of_two_submits(points), _of_two_submits(points[::-1])
+
+
+def _of_two_submits(points: Sequence[Point]) -> int:
+    submits: set[Hashable] = set()
+    for place, point in enumerate(points, 1):
+        submits |= {run.session for run in point.runs}
+        if len(submits) >= FEWEST_SUBMITS:
+            return place
+    return max(len(points), MARGIN)
+
+
+FEWEST_SUBMITS = 2
+"""Of each side of a change."""
+
+
 def _judged(points: Sequence[Point], unlike: Differences, metric: Metric) -> Series:
     before = max(0, len(points) - MOST_POINTS)
     levels = [math.log(point.median) for point in points[before:]]
     changes = []
-    for shift in shifts(levels):
+    margins = margins_of(points[before:])
+    repeats = [[math.log(value) for value in point.values] for point in points[before:]]
+    for shift in shifts(levels, repeats=repeats, margins=margins):
         is_worse = (shift.size > 0) == metric.more_is_worse
         ratio, low, high = (math.exp(min(end, _LARGEST)) for end in (shift.size, shift.low, shift.high))
         changes.append(Change(before + shift.at, ratio, low, high, p=shift.p, is_worse=is_worse))
     sign = 1 if metric.more_is_worse else -1
-    seen = smallest_seen_last(levels, upwards=metric.more_is_worse)
+    seen = smallest_seen_last(levels, upwards=metric.more_is_worse, repeats=repeats, margins=margins)
     first = points[0].runs[0].definition
     return Series(
         machine=str(first.get("device_name") or first.get("device_type") or "unknown"),
@@ -560,6 +591,7 @@ def _judged(points: Sequence[Point], unlike: Differences, metric: Metric) -> Ser
         points=tuple(points),
         changes=tuple(changes),
         seen=None if seen is None else math.exp(sign * seen),
+        behind=margins[1],
     )
 
 
