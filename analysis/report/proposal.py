@@ -6,6 +6,7 @@ runs did not measure is named, and not estimated.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -20,10 +21,13 @@ from analysis.comparison.baseline import limited, refused
 from analysis.comparison.configurations import displayed, facts, summary
 from analysis.comparison.exclusions import require_finished
 from analysis.comparison.ratio import ERROR, FEWEST_REPEATS, Spread, ratio_median
+from analysis.comparison.verdict import SpeedVerdict
 from analysis.comparison.work import IS_PROGRAM, groups_across
 from analysis.figures import svg
 from analysis.figures.chart import named
+from analysis.metrics.epochs import per_epoch
 from analysis.report import latex
+from analysis.text import DISTURBED_MARK
 from parallelbench.errors import ConfigError, count_of
 from parallelbench.measure.environment_match import flatten
 from parallelbench.redaction import redacted
@@ -31,15 +35,15 @@ from parallelbench.results.files import storage_errors
 from parallelbench.world.allowance import require_figures
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import altair as alt
 
     from analysis.runs.reader import Runs
 
 
-MOST_ROWS = 12
-"""Configurations of a table: more would take a third page."""
+MOST_ROWS = {1: 14, 2: 8}
+"""Tables of scaling → configurations of each: more would take a third page."""
 PROGRAM_STEPS = 1000
 """Steps of a user's program whose costs are told, where nobody said how many: nobody knows its epochs."""
 _SCALINGS = {
@@ -161,25 +165,25 @@ def page_of(runs: Runs, *, epochs: int | None = None, steps: int | None = None) 
     of_programs = bool(displayed(runs).select(IS_PROGRAM.all()).item())
     asked = _asked(runs, epochs=epochs, steps=steps, of_programs=of_programs)
     members = {key: some.to_dicts() for key, some in displayed(runs).group_by("group", "configuration")}
-    tables, told, lead = [], [], []
-    kinds: Counter[str] = Counter()
-    for (scaling, _), of_group in _few(rows).group_by("scaling", "group", maintain_order=True):
-        kinds[str(scaling)] += 1
-        number = f"-{kinds[str(scaling)]}" if kinds[str(scaling)] > 1 else ""
-        of_group = of_group.sort("devices", "nodes", "configuration")
-        tables.append(_scaling_table(runs, of_group, members, f"{scaling}-scaling{number}", of_programs=of_programs))
-        lead += _lead(str(scaling), of_group, members, asked)
-        told.append((str(scaling), of_group))
-    left = rows.height - sum(of_group.height for _, of_group in told)
-    resources, missing = _resources_table(told, members, asked)
+    chosen = {scaling: _widest(rows.filter(scaling=scaling)) for scaling in _SCALINGS if scaling in rows["scaling"]}
+    shown = [(scaling, _few(of, MOST_ROWS[len(chosen)])) for scaling, of in chosen.items()]
+    resources, missing = _resources_table(shown, members, asked)
+    left = rows.height - sum(of.height for _, of in shown)
     return Page(
-        title=f"Scaling and resources: {' + '.join(sorted(set(runs.run['sweep'])))}",
+        title=f"Scaling and resources: {text.listed(sorted(set(runs.run['sweep'])))}",
         work=_heading(runs),
-        lead=tuple(lead),
-        tables=(*tables, resources),
+        lead=tuple(line for scaling, of in shown for line in _lead(scaling, of, members, asked)),
+        tables=(*(_scaling_table(runs, of, members, of_programs=of_programs) for _, of in shown), resources),
         method=tuple(_method(runs, rows, of_programs=of_programs, left=left)),
         unknown=tuple(_unknown(runs, missing, of_programs=of_programs)),
     )
+
+
+def _widest(rows: pl.DataFrame) -> pl.DataFrame:
+    """Of several batches, the rows of the one that was measured on most counts of devices, then in most ways."""
+    batches = rows.group_by("group", maintain_order=True).agg(counts=pl.col("devices").n_unique(), ways=pl.len())
+    group = batches.sort("counts", "ways", descending=True, maintain_order=True)["group"][0]
+    return rows.filter(group=group).sort("devices", "nodes", "configuration")
 
 
 def _heading(runs: Runs) -> str:
@@ -199,24 +203,21 @@ def _asked(runs: Runs, *, epochs: int | None, steps: int | None, of_programs: bo
     return Work(epochs or int(own), "epoch")
 
 
-def _few(rows: pl.DataFrame) -> pl.DataFrame:
-    """Of each group at most `MOST_ROWS`: of the variants that are fastest on the most devices."""
-    kept = []
-    for _, of_group in rows.group_by("group", maintain_order=True):
-        if of_group.height > MOST_ROWS:
-            last = of_group.sort("devices", "steady_epoch_time_s", descending=[True, False], nulls_last=True)
-            room, chosen = MOST_ROWS, []
-            ones = of_group.filter(pl.col("devices") == of_group["devices"].min()).head(1)
-            for name in last["variant"].unique(maintain_order=True):
-                size = of_group.filter(variant=name).height
-                if size <= room - ones.height:
-                    chosen.append(name)
-                    room -= size
-            of_group = pl.concat([ones, of_group.filter(pl.col("variant").is_in(chosen))]).unique(
-                "configuration", maintain_order=True
-            )
-        kept.append(of_group)
-    return pl.concat(kept)
+def _few(rows: pl.DataFrame, most: int) -> pl.DataFrame:
+    """At most so many rows: the first one, and those of the variants that are fastest on the most devices."""
+    if rows.height <= most:
+        return rows
+    first, others = rows.head(1), rows.slice(1)
+    ranked = others.sort("devices", "steady_step_time_s", descending=[True, False], nulls_last=True)
+    kept, room = [first], most - 1
+    for variant in ranked["variant"].unique(maintain_order=True):
+        of_variant = others.filter(variant=variant)
+        if of_variant.height > room and len(kept) == 1:  # every second one, say, and the last
+            of_variant = of_variant.reverse().gather_every(-(-of_variant.height // room)).reverse()
+        if of_variant.height <= room:
+            kept.append(of_variant)
+            room -= of_variant.height
+    return pl.concat(kept).sort("devices", "nodes", "configuration")
 
 
 Members = dict[Any, list[dict[str, Any]]]
@@ -227,7 +228,7 @@ def _values(members: Members, row: dict[str, Any], column: str) -> list[float | 
     return [run[column] for run in members[row["group"], row["configuration"]]]
 
 
-def _scaling_table(runs: Runs, rows: pl.DataFrame, members: Members, name: str, *, of_programs: bool) -> Table:
+def _scaling_table(runs: Runs, rows: pl.DataFrame, members: Members, *, of_programs: bool) -> Table:
     """Times, throughput, speed-up and efficiency."""
     time = ("steady_step_time_s", "Step (ms)", 1e3) if of_programs else ("steady_epoch_time_s", "Epoch (s)", 1.0)
     rate = "tokens_per_s" if rows["tokens_per_s"].count() else "throughput_samples_per_s"
@@ -238,36 +239,56 @@ def _scaling_table(runs: Runs, rows: pl.DataFrame, members: Members, name: str, 
         estimate = Estimate.of([None if (s := v) is None else s * time[2] for v in _values(members, row, time[0])])
         speed_up, efficiency = _gain(row)
         shown.append((
-            row["variant"], str(row["devices"]), str(row["nodes"]), str(row["repeats"] or row["runs"]),
+            row["variant"], str(row["devices"]), str(row["nodes"]), _repeats(members, row),
             estimate.shown(text.number) if estimate else text.MISSING,
             text.number(row[rate]),
             speed_up, efficiency,
         ))  # fmt: skip
     scaling, batch = rows["scaling"][0], rows["group"][0]
-    baselines = sorted({str(each) for each in _baselines(rows)})
+    baselines, of_baseline = _baselines(rows), _baseline_devices(rows)
     over = f"Speed-up is over {text.listed(baselines)}" if baselines else "No speed-up: nothing to compare with"
+    per = "devices" if of_baseline == 1 else "(devices ÷ the baseline's)"
     sizes = displayed(runs).filter(group=batch)["batch_size"].unique().sort().to_list()
     of_batch = "" if of_programs else f" ({', '.join(map(str, sizes))} samples)"
     caption = (
         f"{scaling.capitalize()} scaling: {_SCALINGS[scaling]}{of_batch}. Medians over repeats with 95 % intervals. "
-        f"{over}; efficiency is speed-up ÷ devices."
+        f"{over}; efficiency is speed-up ÷ {per}."
     )
+    if rows["disturbed"].any():
+        caption += f" {DISTURBED_MARK} Other programs disturbed these runs: they are compared with nothing."
     drawn = _drawn(rows)
-    figure = svg(_specification(_chart(drawn, runs))) if drawn["devices"].n_unique() > 1 else ""
+    figure = svg(_chart(drawn, runs, of_baseline).to_dict(validate=False)) if drawn["devices"].n_unique() > 1 else ""
     return Table(
-        name,
+        f"{scaling}-scaling",
         caption,
         *_without_empty(head, shown),
         figure=figure,
-        figure_caption=f"{scaling.capitalize()} scaling, with 95 % intervals; grey: ideal." if figure else "",
+        figure_caption=f"{scaling.capitalize()} scaling, with 95 % intervals{'; grey: ideal' if of_baseline else ''}."
+        if figure
+        else "",
     )
 
 
-def _baselines(rows: pl.DataFrame) -> Iterable[str]:
+def _repeats(members: Members, row: dict[str, Any]) -> str:
+    return f"{len(members[row['group'], row['configuration']])}{DISTURBED_MARK if row['disturbed'] else ''}"
+
+
+def _baselines(rows: pl.DataFrame) -> list[str]:
     """What the speed-ups of these rows are over."""
-    if "baseline" in rows.columns:
-        return rows.filter(pl.col("speed_up").is_not_null())["baseline"].drop_nulls()
-    return ["one device"] if rows["speed_up"].count() else []
+    known = rows.filter(pl.col("speed_up").is_not_null())
+    if known.is_empty():
+        return []
+    if "baseline" not in rows.columns:
+        return ["one device"]
+    return sorted({str(name) for name in known["baseline"].drop_nulls()})
+
+
+def _baseline_devices(rows: pl.DataFrame) -> int | None:
+    """Devices of what the speed-ups are over; None where these are several counts."""
+    if "baseline_devices" not in rows.columns:
+        return 1
+    counts = rows.filter(pl.col("speed_up").is_not_null())["baseline_devices"].drop_nulls().unique().to_list()
+    return int(counts[0]) if len(counts) == 1 else None
 
 
 def _gain(row: dict[str, Any]) -> tuple[str, str]:
@@ -278,7 +299,11 @@ def _gain(row: dict[str, Any]) -> tuple[str, str]:
     whole = text.interval(row["speed_up"], low, high)
     if share is None:
         return whole, text.MISSING
-    ends = "" if low is None else f" ({100 * _share(row, low):.1f}–{100 * _share(row, high):.1f})"
+    ends = (
+        ""
+        if low is None or text.is_wide(low, high)
+        else f" ({100 * _share(row, low):.1f}–{100 * _share(row, high):.1f})"
+    )
     return whole, f"{100 * share:.1f}{ends} %"
 
 
@@ -296,33 +321,35 @@ def _lead(scaling: str, rows: pl.DataFrame, members: Members, asked: Work) -> li
     told = []
     if row["speed_up"] is not None and rows["devices"].n_unique() > 1:
         speed_up, efficiency = _gain(row)
-        told.append(
-            f"{speed_up} times as fast as {text.listed(sorted(set(_baselines(rows))))}, efficiency {efficiency}"
-        )
+        told.append(f"{speed_up} times as fast as {text.listed(_baselines(rows))}, efficiency {efficiency}")
     if wall and hours:
         told.append(f"{asked} take {wall.shown(text.number)} h, {hours.shown(text.number)} device-hours")
     return [f"{scaling.capitalize()} scaling: {name}: {'; '.join(told)}."] if told else []
 
 
 def _costs(members: Members, row: dict[str, Any], asked: Work) -> tuple[Estimate | None, Estimate | None]:
-    """Wall time and device-hours of the training, in hours: start-up, the first epoch, and the others at the steady
-    rate.
+    """Wall time and device-hours of the training, in hours: start-up where it is known, the first epoch, and the others
+    at the steady rate.
     """
     hours = [_hours(run, asked) for run in members[row["group"], row["configuration"]]]
     return Estimate.of(hours), Estimate.of([None if each is None else each * row["devices"] for each in hours])
 
 
+def _startup_s(run: dict[str, Any]) -> float | None:
+    """From the launch to the first step, which belongs to the first epoch."""
+    whole_s, first_step_s = run["startup_without_parity_s"], run["startup_first_step_s"]
+    return None if whole_s is None or first_step_s is None else whole_s - first_step_s
+
+
 def _hours(run: dict[str, Any], asked: Work) -> float | None:
-    start_s = run["startup_without_parity_s"] or 0.0
+    start_s = _startup_s(run) or 0.0
     if asked.unit == "step":
         step_s = run["steady_step_time_s"]
         return None if step_s is None else (start_s + asked.amount * step_s) / 3600
     first_s, steady_s = run["first_epoch_time_s"], run["steady_epoch_time_s"]
     if first_s is None or (steady_s is None and asked.amount > 1):
         return None
-    # The first step is in the start-up and in the first epoch.
-    again_s = run["startup_first_step_s"] or 0.0
-    return float(start_s - again_s + first_s + (asked.amount - 1) * (steady_s or 0.0)) / 3600
+    return float(start_s + first_s + (asked.amount - 1) * (steady_s or 0.0)) / 3600
 
 
 def _resources_table(
@@ -351,19 +378,29 @@ def _resources_table(
         head, shown = head[1:], [row[1:] for row in shown]
     kept, rows_kept = _without_empty(head, shown)
     missing = [name.partition(" (")[0].partition(",")[0] for name in head if name not in kept]
-    extrapolated = {run["epochs_finished"] for of in members.values() for run in of}
-    beyond = asked.unit == "epoch" and asked.amount > max(extrapolated)
-    measured = f", extrapolated from {count_of(max(extrapolated), 'epoch')} that were measured" if beyond else ""
-    what = (
-        "start-up, the first epoch and the others at the steady rate"
-        if asked.unit == "epoch"
-        else "start-up and steps at the steady rate"
-    )
+    of_rows = [
+        run for _, rows in groups for row in rows.to_dicts() for run in members[row["group"], row["configuration"]]
+    ]
+    starts = all(_startup_s(run) is not None for run in of_rows)
     caption = (
-        f"Resources of a training of {asked}: {what}{measured}; without queueing, evaluation and checkpoints. Medians "
-        "over repeats with 95 % intervals; memory is the peak of the fullest one."
+        f"Resources of a training of {asked}: {_counted_in(of_rows, asked, starts=starts)}. Without queueing, "
+        f"{'' if starts else 'start-up, '}evaluation and checkpoints. Medians over repeats with 95 % intervals; memory "
+        "is the peak of the fullest one."
     )
     return Table("resources", caption, kept, rows_kept), missing
+
+
+def _counted_in(of_rows: Sequence[dict[str, Any]], asked: Work, *, starts: bool) -> str:
+    """What the hours hold."""
+    start_up = ["start-up"] if starts else []
+    if asked.unit == "step":
+        return text.listed([*start_up, "steps at the steady rate"])
+    told = text.listed([*start_up, "the first epoch", "the others at the steady rate"])
+    finished = sorted({run["epochs_finished"] for run in of_rows})
+    if asked.amount <= finished[0]:
+        return told
+    measured = str(finished[0]) if len(finished) == 1 else f"{finished[0]} to {finished[-1]}"
+    return f"{told}, extrapolated from {measured} measured"
 
 
 def _without_empty(
@@ -393,7 +430,7 @@ def _method(runs: Runs, rows: pl.DataFrame, *, of_programs: bool, left: int) -> 
     why = ", ".join(f"{count} {reason}" for reason, count in sorted(gone.items()))
     yield (
         "Repeats",
-        f"{spread} of each configuration, in rounds of one run of each"
+        f"{spread} of each configuration, {_order(rows)}"
         + (f"; {count_of(sum(gone.values()), 'run')} not counted ({why})" if gone else ""),
     )
     yield (
@@ -402,7 +439,7 @@ def _method(runs: Runs, rows: pl.DataFrame, *, of_programs: bool, left: int) -> 
             "windows of optimizer steps of the slowest rank, without the warm-up"
             if of_programs
             else "training windows of the slowest rank, median over the epochs without the first one; evaluation is "
-            "outside of them"
+            f"outside of them{_evaluation(runs, counted)}"
         ),
     )
     yield (
@@ -413,12 +450,31 @@ def _method(runs: Runs, rows: pl.DataFrame, *, of_programs: bool, left: int) -> 
     yield "Same training", _parity(known, of_programs=of_programs)
     if known["mfu"].count():
         yield "MFU", "model FLOP/s ÷ (devices × the rate of a matrix product that was measured on the device)"
-    limits = [*refused(runs, brief=True), *limited(runs, brief=True)][:3]
-    if limits:
-        yield "Limits", " ".join(limits)
+    if limits := [*refused(runs, brief=True), *limited(runs, brief=True)]:
+        yield "Limits", " ".join(limits[:MOST_LIMITS]).rstrip(".")
     if left:
         yield "Left out", f"{count_of(left, 'configuration')}, for room: `parallelbench report` has all"
     yield "Tool", "parallelbench: the tables of each run lie in its folder, with checksums"
+
+
+MOST_LIMITS = 3
+"""Sentences on comparisons that are refused or limited."""
+
+
+def _order(rows: pl.DataFrame) -> str:
+    """Whether drifts of the machine can have favoured a side."""
+    compared = rows.filter(pl.col("speed_up").is_not_null(), pl.col("verdict") != SpeedVerdict.BASELINE)
+    apart = compared.filter(verdict=SpeedVerdict.NOT_INTERLEAVED).height
+    if not apart:
+        return "measured in turn with the baseline's" if compared.height else "compared with nothing"
+    return f"{count_of(apart, 'configuration')} of {compared.height} not measured in turn with the baseline"
+
+
+def _evaluation(runs: Runs, rows: pl.DataFrame) -> str:
+    """How long an evaluation takes, which is in no other number of the page."""
+    epochs = per_epoch(runs).join(rows.select("run_id"), on="run_id", how="semi")
+    longest_s = epochs["slowest_evaluation_time_s"].max()
+    return "" if longest_s is None else f" (at most {text.number(float(longest_s))} s after an epoch)"  # type: ignore[arg-type]
 
 
 def _devices(rows: pl.DataFrame) -> str:
@@ -466,16 +522,21 @@ def _sources(rows: pl.DataFrame) -> list[str]:
     """Commits of what trained: of a program or plugin its own, then the suite's."""
     found: dict[str, None] = {}
     strategies = (msgspec.json.decode(each).get("strategy") or {} for each in rows["config_json"].unique())
-    found |= {f"program {each['sources']}": None for each in strategies if each.get("sources")}
+    found |= {f"program {_short(each['sources'])}": None for each in strategies if each.get("sources")}
     for each in _environments(rows):
         plugin = each.get("plugin") or {}
         if plugin.get("sources"):
-            found[f"plugin {plugin['sources']}"] = None
+            found[f"plugin {_short(plugin['sources'])}"] = None
         git = each.get("git") or {}
         if git.get("commit"):
             changed = " and uncommitted changes" if git.get("dirty") else ""
             found[f"parallelbench {git['commit'][:12]}{changed}"] = None
     return list(found) or ["no commit was recorded"]
+
+
+def _short(identity: str) -> str:
+    """The first digits of hashes: a line of LaTeX does not break within one."""
+    return re.sub(r"[0-9a-f]{13,}", lambda digits: digits[0][:12], identity)
 
 
 def _dates(runs: Runs) -> str:
@@ -502,17 +563,19 @@ _MIB_OF_FP32 = 4 / 2**20
 
 def _unknown(runs: Runs, missing: Sequence[str], *, of_programs: bool) -> Iterator[str]:
     """What a centre may ask, and these runs don't say."""
-    parameters = displayed(runs)["parameters"].drop_nulls().unique().to_list()
-    size = (
-        f"; its weights alone, {parameters[0]:,} parameters, are {text.number(parameters[0] * _MIB_OF_FP32)} MiB in fp32"
-        if len(parameters) == 1
-        else ""
-    )
-    yield f"Time and size of a checkpoint: not recorded{size}."
+    yield f"Time and size of a checkpoint: not recorded{_weights(runs)}."
     if missing:
         yield f"Not measured, or not known: {text.listed(missing, most=8)}."
     if of_programs and displayed(runs)["global_batch_size"].null_count():
         yield "Samples per step: not known, so efficiencies hold only if each step does the same work on any devices."
+
+
+def _weights(runs: Runs) -> str:
+    parameters = displayed(runs)["parameters"].drop_nulls().unique().to_list()
+    if len(parameters) != 1:
+        return ""
+    size_mib = text.number(parameters[0] * _MIB_OF_FP32)
+    return f"; its weights alone, {parameters[0]:,} parameters, are {size_mib} MiB in fp32"
 
 
 def _drawn(rows: pl.DataFrame) -> pl.DataFrame:
@@ -529,13 +592,13 @@ def _drawn(rows: pl.DataFrame) -> pl.DataFrame:
     ).sort("variant", "devices")
 
 
-def _chart(data: pl.DataFrame, runs: Runs) -> alt.HConcatChart:
-    """Speed-up and efficiency over devices, beside each other."""
+def _chart(data: pl.DataFrame, runs: Runs, of_baseline: int | None) -> alt.HConcatChart:
+    """Speed-up and efficiency over devices, beside each other; with the ideal, where all are over as many devices."""
     import altair as alt
 
     from analysis.figures.chart import INK, LEGEND, THEORY, scale, variants
 
-    devices = sorted({1, *data["devices"]})
+    devices = sorted({*data["devices"], *([of_baseline] if of_baseline else [])})
     axis: dict[str, Any] = {"labelFontSize": 12, "titleFontSize": 12, "labelColor": INK, "titleColor": INK}
     axis |= {"titleFontWeight": "normal"}
     x = alt.X(
@@ -546,7 +609,11 @@ def _chart(data: pl.DataFrame, runs: Runs) -> alt.HConcatChart:
     )
     colour = alt.Color("variant:N", scale=scale(variants(data, runs)), legend=LEGEND)
     ideal = pl.DataFrame(
-        {"devices": devices, "speed_up": list(map(float, devices)), "efficiency": [100.0] * len(devices)}
+        {
+            "devices": devices,
+            "speed_up": [each / (of_baseline or 1) for each in devices],
+            "efficiency": [100.0] * len(devices),
+        }
     )
     parts = []
     logarithmic = alt.Scale(type="log", base=2, nice=False, padding=12)
@@ -564,7 +631,8 @@ def _chart(data: pl.DataFrame, runs: Runs) -> alt.HConcatChart:
         line = base.mark_line(strokeWidth=2).encode(x=x, y=y, color=colour)
         points = base.mark_point(filled=True, size=55, opacity=1).encode(x=x, y=y, color=colour)
         theory = alt.Chart(ideal).mark_line(color=THEORY, strokeDash=[5, 3]).encode(x=x, y=y)
-        parts.append((theory + line + bars + points).properties(width=300, height=200))
+        layers = [theory, line, bars, points] if of_baseline else [line, bars, points]
+        parts.append(alt.layer(*layers).properties(width=300, height=200))
     chart = alt.hconcat(*parts, spacing=30)
     chart.config = alt.Config(
         font="Arial, Helvetica, 'Liberation Sans', sans-serif",
@@ -573,11 +641,6 @@ def _chart(data: pl.DataFrame, runs: Runs) -> alt.HConcatChart:
         view=alt.ViewConfig(stroke=None),
     )
     return chart
-
-
-def _specification(chart: alt.HConcatChart) -> dict[str, Any]:
-    spec: dict[str, Any] = chart.to_dict(validate=False)
-    return spec
 
 
 def _html(page: Page) -> str:
