@@ -653,6 +653,7 @@ def _html(page: Page) -> str:
 
 _PREAMBLE = r"""\documentclass[a4paper,10pt]{article}
 \usepackage[T1]{fontenc}
+\IfFileExists{lmodern.sty}{\usepackage{lmodern}}{}
 \usepackage{textcomp,booktabs,array,graphicx}
 \usepackage[margin=20mm]{geometry}
 \setlength{\parindent}{0pt}\setlength{\parskip}{3pt}

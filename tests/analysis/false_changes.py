@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from analysis.comparison.change_points import DRIFTS, FEWEST_POINTS, shifts
+from analysis.comparison.change_points import DRIFTS, FEWEST_POINTS, MARGIN, shifts
 
 Series = Callable[[np.random.Generator, int], np.ndarray]
 """(generator, points) → the logarithms of so many points, one after the other."""
@@ -69,6 +69,42 @@ EQUAL: dict[str, Series] = {
 """Series without a change."""
 
 
+Runs = Callable[[np.random.Generator, int], list[np.ndarray]]
+"""(generator, points) → of each point the logarithms of its runs."""
+
+
+def _each(run: Series, *, day: Series | None = None, sizes: Sequence[int] = range(3, 9), last: int = 0) -> Runs:
+    """Points of so many runs each, three in the `last` ones; a day shifts all runs of its point."""
+
+    def drawn(rng: np.random.Generator, points: int) -> list[np.ndarray]:
+        off = np.zeros(points) if day is None else day(rng, points)
+        counts = rng.choice(list(sizes), points)
+        counts[points - last :] = 3
+        return [run(rng, int(n)) + of_day for n, of_day in zip(counts, off, strict=True)]
+
+    return drawn
+
+
+def _slow_day(rng: np.random.Generator, points: int) -> np.ndarray:
+    """A day in ten that is 15 % slower."""
+    days: np.ndarray = (rng.random(points) < 0.1) * math.log(1.15)
+    return days
+
+
+EQUAL_RUNS: dict[str, Runs] = {
+    "even noise of 1 %": _each(_noise),
+    "even noise of 1 %, and 1 % of each day": _each(_noise, day=_noise),
+    "8 runs, of the last three points 3": _each(_noise, sizes=(8,), last=3),
+    "skewed noise": _each(EQUAL["skewed noise"]),
+    "noise with heavy tails (Student's t of 2)": _each(lambda rng, n: NOISE * rng.standard_t(2, n)),
+    "three runs in ten 15 % slower": _each(
+        lambda rng, n: (rng.random(n) < 0.3) * math.log(1.15) + NOISE / 2 * rng.standard_normal(n)
+    ),
+    "a day in ten 15 % slower": _each(_noise, day=_slow_day),
+}
+"""Points of 3 to 8 runs without a change."""
+
+
 def changed(by: float, *, last: int | None = None) -> Series:
     """Even noise, and a change by so many times the noise: from the middle on, or of so many points at the end."""
 
@@ -82,7 +118,7 @@ def changed(by: float, *, last: int | None = None) -> Series:
 
 CHANGED: dict[str, Series] = {
     **{f"in the middle, by {by} times the noise": changed(by) for by in (2, 3, 5, 7)},
-    **{f"of the last point, by {by} times the noise": changed(by, last=1) for by in (3, 5, 7)},
+    **{f"of the last two points, by {by} times the noise": changed(by, last=2) for by in (3, 5, 7)},
     "of the last three points, by 5 times the noise": changed(5, last=3),
 }
 
@@ -93,14 +129,24 @@ def called(series: Series, points: int, trials: int, *, drifts: Sequence[float] 
     return sum(bool(shifts(series(rng, points), drifts=drifts)) for _ in range(trials)) / trials
 
 
+def called_of_runs(runs: Runs, points: int, trials: int, *, seed: int = 5) -> float:
+    """The same of series whose points are medians of runs."""
+    rng = np.random.default_rng(seed)
+    found = 0
+    for _ in range(trials):
+        repeats = runs(rng, points)
+        found += bool(shifts([float(np.median(each)) for each in repeats], repeats=repeats))
+    return found / trials
+
+
 def called_at_the_end(series: Series, points: int, trials: int, *, seed: int = 5) -> tuple[float, float]:
-    """In which share of histories, looked at after each point, the last point is ever called a change; and any is."""
+    """In which share of histories, looked at after each point, the last points are ever called a change; and any is."""
     rng = np.random.default_rng(seed)
     last = anywhere = 0
     for _ in range(trials):
         whole = series(rng, points)
         looks = [(n, shifts(whole[:n])) for n in range(FEWEST_POINTS, points + 1)]
-        last += any(found and found[-1].at == n - 1 for n, found in looks)
+        last += any(found and found[-1].at == n - MARGIN for n, found in looks)
         anywhere += any(found for _, found in looks)
     return last / trials, anywhere / trials
 
@@ -117,7 +163,11 @@ def main() -> None:
             shares = [100 * called(series, points, 1000) for points in SIZES]
             shares.append(100 * called(series, 20, 1000, drifts=DRIFTS[:1]))
             print(f"| {name} |", " | ".join(f"{share:.1f}" for share in shares), "|", flush=True)
-    print("| looked at after each point, 9 to 28 | last point | any |")
+    print("| no change, points of 3 to 8 runs | 10 points | 20 points | 40 points |")
+    for title, runs in EQUAL_RUNS.items():
+        shares = [100 * called_of_runs(runs, points, 1000) for points in (10, 20, 40)]
+        print(f"| {title} |", " | ".join(f"{share:.1f}" for share in shares), "|", flush=True)
+    print("| looked at after each point, 9 to 28 | last points | any |")
     for name in (
         "even noise of 1 %",
         "one point in 33 disturbed by 5 %",

@@ -31,11 +31,11 @@ def commit(number: int) -> str:
     return f"{number:02d}" + "abcdef0123456789" * 2
 
 
-def add(root: Path, number: int, time_s: float, *, sweep: str = "", **entries: Any) -> None:
+def add(root: Path, number: int, time_s: float, *, sweep: str = "", later_s: float = 0.0, **entries: Any) -> None:
     """Three repeats of one commit, a day after those of the one before."""
     of = environment(**{"git.commit": commit(number)} | entries)
     for repeat, factor in enumerate(REPEATS):
-        fake = steady(time_s * factor, started_at=1.7e9 + number * DAY_S + repeat * 2500, environment=of)
+        fake = steady(time_s * factor, started_at=1.7e9 + number * DAY_S + later_s + repeat * 2500, environment=of)
         published(config(root / (sweep or f"c{number}"), repeat=repeat, sweep_name="ci"), fake)
 
 
@@ -88,18 +88,29 @@ def test_a_change_begins_with_the_commit_that_is_slower(slower: list[Path]) -> N
         assert outcome(found, since=since).code == 0, since
 
 
-def test_a_last_point_that_is_much_slower_fails(tmp_path: Path) -> None:
-    folders = written(tmp_path, times({11: 1.1}))
+def test_last_points_of_two_submits_that_are_much_slower_fail(tmp_path: Path) -> None:
+    folders = written(tmp_path, times({10: 1.1}))
     found = followed(folders)
     assert outcome(found).code == 1
+    assert "in the last 2 points" in outcome(found).message
     assert "rose by" in outcome(found).message
     rate = followed(folders, "throughput_samples_per_s")
     assert outcome(rate).code == 1, "a rate that falls is worse"
     assert "fell by" in outcome(rate).message
 
 
+def test_one_submit_alone_may_have_met_a_slow_hour(tmp_path: Path) -> None:
+    folders = written(tmp_path, times({11: 1.1}))
+    assert followed(folders).series[0].changes == ()
+    add(tmp_path, 11, 11.0, sweep="again", later_s=9000.0)
+    found = followed([*folders, tmp_path / "again"])
+    assert [change.at for change in found.series[0].changes] == [11]
+    assert outcome(found).code == 1
+    assert "in the last point" in outcome(found).message
+
+
 def test_a_faster_commit_is_no_failure(tmp_path: Path) -> None:
-    found = followed(written(tmp_path, times({11: 0.9})))
+    found = followed(written(tmp_path, times({10: 0.9})))
     assert [change.is_worse for change in found.series[0].changes] == [False]
     assert outcome(found).code == 0
 
@@ -110,8 +121,10 @@ def test_points_without_a_change_say_what_would_have_been_seen(tmp_path: Path) -
     seen = found.newest.seen
     assert seen is not None
     assert 1.005 < seen < 1.05
-    add(tmp_path, 12, 10 * seen * 1.01)
-    assert outcome(followed([tmp_path / f"c{n}" for n in range(13)])).code == 1
+    for number in (10, 11):
+        shutil.rmtree(tmp_path / f"c{number}")
+        add(tmp_path, number, 10 * seen * 1.01)
+    assert outcome(followed([tmp_path / f"c{n}" for n in range(12)])).code == 1
 
 
 def test_few_points_have_no_change(tmp_path: Path) -> None:
