@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from analysis.runs.reader import Runs
 
 
-MOST_ROWS = {1: 14, 2: 8}
+MOST_ROWS = {1: 20, 2: 10}
 """Tables of scaling → configurations of each: more would take a third page."""
 PROGRAM_STEPS = 1000
 """Steps of a user's program whose costs are told, where nobody said how many: nobody knows its epochs."""
@@ -648,7 +648,7 @@ def _html(page: Page) -> str:
 
     templates = Path(__file__).parent / "templates"
     pages = jinja2.Environment(loader=jinja2.FileSystemLoader(templates), autoescape=True, trim_blocks=True)
-    return pages.get_template("proposal.html.j2").render(page=page)
+    return pages.get_template("proposal.html.j2").render(page=page).replace(" %", "\u00a0%")
 
 
 _PREAMBLE = r"""\documentclass[a4paper,10pt]{article}
@@ -656,7 +656,9 @@ _PREAMBLE = r"""\documentclass[a4paper,10pt]{article}
 \IfFileExists{lmodern.sty}{\usepackage{lmodern}}{}
 \usepackage{textcomp,booktabs,array,graphicx}
 \usepackage[margin=20mm]{geometry}
-\setlength{\parindent}{0pt}\setlength{\parskip}{3pt}
+\setlength{\parindent}{0pt}\setlength{\parskip}{2pt}
+\setlength{\intextsep}{4pt}\setlength{\textfloatsep}{4pt}\setlength{\floatsep}{4pt}\setlength{\abovecaptionskip}{2pt}
+\renewcommand{\topfraction}{1}\renewcommand{\textfraction}{0}\setcounter{topnumber}{9}\setcounter{totalnumber}{9}
 \pagestyle{plain}
 \begin{document}
 """
@@ -674,7 +676,7 @@ def _latex(page: Page) -> str:
         if table.figure:
             parts += [
                 r"\begin{figure}[htbp]\centering",
-                rf"\includegraphics[width=\linewidth]{{{table.name}.pdf}}",
+                rf"\includegraphics[width=\linewidth,height=46mm,keepaspectratio]{{{table.name}.pdf}}",
                 rf"\caption{{{latex.escape(table.figure_caption)}}}\label{{fig:{table.name}}}",
                 r"\end{figure}",
                 "",
@@ -683,5 +685,6 @@ def _latex(page: Page) -> str:
     parts += [
         rf"\textbf{{{latex.escape(name)}:}} {latex.escape(words.replace('`', ''))}.\par" for name, words in page.method
     ]
+    parts += [r"\subsection*{What these runs do not say}"]
     parts += [rf"{latex.escape(line)}\par" for line in page.unknown]
-    return "\n".join([*parts, r"\end{document}", ""])
+    return "\n".join([*parts, r"\end{document}", ""]).replace(r" \%", r"~\%")
