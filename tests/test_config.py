@@ -25,8 +25,8 @@ from parallelbench.config.structure import Component, Name, Node, structure
 from parallelbench.errors import ConfigError, one_line
 from tests.helpers import configured, plain
 
-BASE = plain()
-OUTSIDE_IDENTITY = ("results", "launcher", "site", "sweep_name")
+BASE = plain() | {"sweep_place": 0, "sweep_baseline": None}
+OUTSIDE_IDENTITY = ("results", "launcher", "site", "sweep_name", "sweep_place", "sweep_baseline")
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
 junk = st.recursive(

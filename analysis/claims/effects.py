@@ -26,7 +26,7 @@ from analysis.claims.claim import (
     Contrast,
     Level,
 )
-from analysis.comparison.baseline import baseline_of
+from analysis.comparison.campaign import campaign
 from analysis.comparison.configurations import attempted, counted, facts, learned, prepared
 from analysis.comparison.work import definitions, is_below, varying_keys, work_label
 from analysis.metrics.disturbance import is_disturbed, undisturbed_epochs
@@ -228,7 +228,13 @@ def _of_one_device(runs: Runs) -> pl.DataFrame:
     of_runs, _ = _configurations(runs)
     named = facts(runs).select("run_id", "group", "configuration").join(of_runs, on="run_id")
     numbers = {(group, name): of for group, name, of in named.select("group", "configuration", "of").rows()}
-    ones = [(numbers[key], numbers[key[0], name]) for key, name in baseline_of(runs).items()]
+    found = campaign(runs)
+    pairs = ((each, found.one_device_of(each)) for each in found.configurations)
+    ones = [
+        (numbers[each.group, each.name], numbers[one.group, one.name])
+        for each, one in pairs
+        if one is not None and (each.group, each.name) in numbers and (one.group, one.name) in numbers
+    ]
     return pl.DataFrame(ones, {"of": pl.Int64, "one": pl.Int64}, orient="row")
 
 

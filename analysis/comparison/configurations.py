@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from analysis import text
-from analysis.comparison.baseline import against_one_device, baseline_of, gain
+from analysis.comparison.baseline import gain
+from analysis.comparison.campaign import campaign
 from analysis.comparison.exclusions import TIMING_ONLY, Exclusion, excluded
-from analysis.comparison.work import BASELINE, IS_BASELINE, is_baseline, labels, natural
+from analysis.comparison.work import REFERENCE, labels, natural
 from analysis.metrics.columns import aggregate, repeated_columns, summary_columns
 from analysis.metrics.epochs import AS_TEXT, numbered
 from analysis.metrics.runs import accuracy_target, energy_to_accuracy, per_run, time_to_accuracy
@@ -22,6 +23,7 @@ from parallelbench.results.declaration import Over
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from analysis.comparison.campaign import Configuration
     from analysis.runs.reader import Runs
     from parallelbench.results.declaration import Column
 
@@ -39,8 +41,10 @@ def facts(runs: Runs) -> pl.DataFrame:
         .join(excluded(runs), on="run_id", how="left")
         .with_columns(displayed=_is_displayed())
     )
-    order = (natural("group"), ~IS_BASELINE, pl.col("devices"), pl.col("configuration"), pl.col("repeat"))
-    return _with_targets(runs, joined).sort(*order, maintain_order=True)
+    places = {run.run_id: each.place for each in campaign(runs).configurations for run in each.every}
+    place = pl.col("run_id").replace_strict(places, return_dtype=pl.Int32)
+    rows = _with_targets(runs, joined).with_columns(configuration_place=place)
+    return rows.sort("configuration_place", "repeat", maintain_order=True)
 
 
 def _is_displayed() -> pl.Expr:
@@ -140,22 +144,24 @@ def _epochs_for_lines(runs: Runs) -> pl.DataFrame:
 
 
 def gains(runs: Runs) -> pl.DataFrame:
-    """Paired speed-ups over one device, one row per pair of repeats, steady and with start-up.
+    """Paired speed-ups over the baseline, one row per pair of repeats, steady and with start-up.
 
-    Columns: group, configuration, variant, strategy, devices, nodes, kind (steady, with_startup), repeat, value.
+    Columns: group, configuration, variant, strategy, devices, nodes, baseline_devices, kind (steady, with_startup),
+    repeat, value.
     """
-    rows = []
-    pairings = against_one_device(runs)
-    for configuration in _members(runs):
-        if pairing := pairings.get((configuration["group"], configuration["configuration"])):
-            row = [
-                configuration[name] for name in ("group", "configuration", "variant", "strategy", "devices", "nodes")
-            ]
+    rows, found = [], campaign(runs)
+    for each in found.counted:
+        if pairing := found.against_baseline(each):
+            label, baseline = each.label, found.baseline_of(each)
+            row = (each.group, each.name, label.variant, label.strategy, label.devices, label.nodes)
             for kind, with_startup in (("steady", False), ("with_startup", True)):
                 ratio = pairing.speed_up(with_startup=with_startup)
-                rows += [(*row, kind, *pair) for pair in (ratio.pairs if ratio else ())]
-    names = ("group", "configuration", "variant", "strategy", "devices", "nodes", "kind", "repeat", "value")
-    kinds = (*[pl.String] * 4, pl.Int32, pl.Int32, pl.String, pl.Int32, pl.Float64)
+                rows += [(*row, baseline and baseline.devices, kind, *pair) for pair in (ratio.pairs if ratio else ())]
+    names = (
+        *("group", "configuration", "variant", "strategy", "devices", "nodes"),
+        *("baseline_devices", "kind", "repeat", "value"),
+    )
+    kinds = (*[pl.String] * 4, *[pl.Int32] * 3, pl.String, pl.Int32, pl.Float64)
     table = pl.DataFrame(rows, schema=dict(zip(names, kinds, strict=True)), orient="row")
     return table.sort(natural("group"), pl.col("kind") != "steady", maintain_order=True)
 
@@ -163,7 +169,8 @@ def gains(runs: Runs) -> pl.DataFrame:
 @once
 def summary(runs: Runs) -> pl.DataFrame:
     """One row per configuration, baseline first; the columns are those of `summary_columns`."""
-    rows = [configuration | _row(runs, configuration) for configuration in _members(runs)]
+    every = campaign(runs).configurations
+    rows = [numbers | _row(runs, each, numbers) for each, numbers in zip(every, _members(runs), strict=True)]
     return pl.DataFrame(rows, schema={column.name: TYPES[column.type] for column in summary_columns()}, orient="row")
 
 
@@ -174,9 +181,8 @@ def _members(runs: Runs) -> list[dict[str, Any]]:
     """
     usable, taken, passed = pl.col("exclusion").is_null(), pl.col("displayed"), pl.col("parity_passed")
     known = facts(runs)
-    keys = ("group", "configuration")
-    rows = known.group_by(keys, maintain_order=True).agg(
-        *(_over_repeats(column, taken) for column in repeated_columns() if column.name not in keys),
+    rows = known.group_by("configuration_place", maintain_order=True).agg(
+        *(_over_repeats(column, taken) for column in repeated_columns() if column.name != "configuration_place"),
         pl.len().alias("runs"),
         usable.sum().alias("repeats"),
         (taken & ~usable).any().alias("disturbed"),
@@ -184,7 +190,6 @@ def _members(runs: Runs) -> list[dict[str, Any]]:
         pl.col("exclusion").drop_nulls().alias("reasons"),
         passed.sum().alias("passed"),
         passed.count().alias("checked"),
-        pl.col("framework").fill_null("torch").first(),
         pl.col("parity_reference").drop_nulls().unique(maintain_order=True).alias("references"),
         # A run that ended before its check says nothing either way.
         ((pl.col("state") == "done") & passed.is_null()).sum().alias("unchecked"),
@@ -200,21 +205,14 @@ def _over_repeats(column: Column, taken: pl.Expr) -> pl.Expr:
     return aggregate(pl.col(column.name) if every else pl.col(column.name).filter(taken), column.repeats)
 
 
-def _row(runs: Runs, configuration: dict[str, Any]) -> dict[str, Any]:
-    outcomes, exclusions = _counts(configuration["labels"]), _counts(configuration["reasons"]) or None
-    pairing = against_one_device(runs).get((configuration["group"], configuration["configuration"]))
-    devices = configuration["devices"]
-    own = is_baseline(configuration["strategy"], devices)
-    group, name = configuration["group"], configuration["configuration"]
-    disturbed = configuration["disturbed"] or (group, baseline_of(runs).get((group, name))) in _disturbed(runs)
-    compared = gain(runs, pairing, devices=devices, baseline=own, disturbed=disturbed)
-    return {"outcomes": outcomes, "exclusions": exclusions, "parity": _parity(configuration), **compared}
-
-
-@once
-def _disturbed(runs: Runs) -> set[tuple[str, str]]:
-    """The groups and configurations whose runs have all been disturbed."""
-    return {(row["group"], row["configuration"]) for row in _members(runs) if row["disturbed"]}
+def _row(runs: Runs, configuration: Configuration, numbers: dict[str, Any]) -> dict[str, Any]:
+    outcomes, exclusions = _counts(numbers["labels"]), _counts(numbers["reasons"]) or None
+    found = campaign(runs)
+    ones = (configuration, found.baseline_of(configuration) or found.one_device_of(configuration))
+    disturbed = any(one is not None and _members(runs)[one.place]["disturbed"] for one in ones)
+    compared = gain(runs, configuration, disturbed=disturbed)
+    compared["framework"] = configuration.framework  # known also where no run came as far as to record it
+    return {"outcomes": outcomes, "exclusions": exclusions, "parity": _parity(numbers), **compared}
 
 
 def _counts(names: list[str]) -> str:
@@ -231,7 +229,7 @@ def _parity(configuration: Mapping[str, Any]) -> str:
         words += f", {small} on a smaller model only" if (small := configuration["small_only"]) else ""
     else:
         asked_for = json.loads(configuration["config"])["measure"].get("parity")
-        words = "reference" if configuration["strategy"] == BASELINE[0] and asked_for else "not checked"
+        words = "reference" if configuration["strategy"] == REFERENCE and asked_for else "not checked"
     return words + (f", {unclosed} not checked after training" if unclosed else "")
 
 

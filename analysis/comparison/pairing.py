@@ -348,7 +348,7 @@ def scaling(one: ComparedRun, other: ComparedRun) -> Scaling | None:
         return None
     if fewer >= more or without(one.definition, COMPARED) != without(other.definition, COMPARED):
         return None
-    if one.is_baseline:
+    if one.is_one_device:
         return Scaling(fewer, more, ideal=more, most=ABOVE_IDEAL * more)
     if without(one.definition, ("devices", "nodes")) != without(other.definition, ("devices", "nodes")):
         return None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import polars as pl
 
-from analysis.comparison.work import PROBED, definitions, is_baseline
+from analysis.comparison.work import PROBED, configurations, definitions, is_one_device
 from analysis.metrics.disturbance import is_disturbed
 from analysis.metrics.epochs import AS_TEXT, numbered
 from analysis.metrics.runs import per_run
@@ -79,9 +79,24 @@ class ComparedRun:
         return sessions_of(self.runs)[self.run_id]
 
     @property
-    def is_baseline(self) -> bool:
-        """Whether others are compared with it."""
-        return is_baseline(self.definition["strategy.name"], self.definition["devices"])
+    def is_one_device(self) -> bool:
+        """Whether it is its framework's own training on one device."""
+        return is_one_device(self.definition["strategy.name"], self.definition["devices"])
+
+    @property
+    def sweep_place(self) -> int:
+        """Where the file of its sweep names its configuration first."""
+        return int(self._of_sweep("sweep_place", 0))
+
+    @property
+    def sweep_baseline(self) -> str | None:
+        """The configuration that its sweep compares with, where it names one."""
+        name: str | None = self._of_sweep("sweep_baseline", None)
+        return name
+
+    def _of_sweep(self, key: str, default: Any) -> Any:
+        part = configurations(self.runs)[self.run_id].get(key)
+        return default if part is None else msgspec.json.decode(part)
 
 
 @once

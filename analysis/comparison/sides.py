@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections import defaultdict
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from analysis.comparison.exclusions import excluded, format_exclusions, require_counted
+from analysis.comparison.campaign import campaign
+from analysis.comparison.exclusions import format_exclusions, require_counted
 from analysis.comparison.issues import (
     Blocker,
     Caveat,
@@ -34,7 +34,6 @@ from analysis.comparison.work import (
     canonical,
     differences_within,
     is_below,
-    labels,
     nearest,
     plain,
     unlike_works,
@@ -49,6 +48,7 @@ from parallelbench.measure.environment_match import VERSION, flatten
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from analysis.comparison.campaign import Configuration
     from analysis.comparison.pairing import RepeatPair
     from analysis.comparison.work import Differences, Work
     from analysis.runs.reader import Runs
@@ -223,7 +223,7 @@ def _require_believable(rows: Sequence[ComparedRow]) -> None:
 def _lacking(one: Side, other: Side) -> Iterator[str]:
     """The configurations of which the other side lacks repeats, with how many, and of how many."""
     for key in (key for key in one.members if key in other.members):
-        repeats, others = ({run.repeat for run in side.members[key]} for side in (one, other))
+        repeats, others = ({run.repeat for run in side.counted(key)} for side in (one, other))
         if gone := repeats - others:
             yield f"{len(gone)} of {count_of(len(repeats), 'repeat')} of {one.name(key)}"
 
@@ -336,46 +336,31 @@ class Side:
     """Keys that may differ from the other side's."""
 
     @cached_property
-    def counted(self) -> list[ComparedRun]:
-        """The runs that count, in the order of their repeats."""
-        gone = set(excluded(self.runs)["run_id"])
-        known = compared_runs(self.runs)
-        return [known[run_id] for run_id in self.runs.run.sort("repeat")["run_id"] if run_id not in gone]
+    def members(self) -> dict[str, list[Configuration]]:
+        """A definition without the keys that may differ, as text → the configurations that count and have it."""
+        counted = ([each for each in alike if each.counts] for alike in campaign(self.runs).alike_but(self.across))
+        return {canonical(without(alike[0].definition, self.across)): alike for alike in counted if alike}
 
-    @cached_property
-    def members(self) -> dict[str, list[ComparedRun]]:
-        """A run's definition without the keys that may differ, as text → the runs."""
-        members: dict[str, list[ComparedRun]] = defaultdict(list)
-        for run in self.counted:
-            members[canonical(without(run.definition, self.across))].append(run)
-        return dict(members)
-
-    @cached_property
-    def labels(self) -> dict[str, tuple[str, str]]:
-        """Run id → group and configuration."""
-        rows = labels(self.runs).select("run_id", "group", "configuration").rows()
-        return {run_id: (group, configuration) for run_id, group, configuration in rows}
+    def counted(self, key: str) -> list[ComparedRun]:
+        """The runs of a member that count, in the order of their repeats."""
+        return sorted((run for each in self.members[key] for run in each.runs.values()), key=lambda run: run.repeat)
 
     @cached_property
     def names(self) -> set[str]:
         """The keys in which the other side could differ."""
-        works = {key for run in self.counted for key in run.definition}
-        entries = {key for run in self.counted for key in run.environment} - {VERSION}
+        runs = [run for each in campaign(self.runs).counted for run in each.runs.values()]
+        works = {key for run in runs for key in run.definition}
+        entries = {key for run in runs for key in run.environment} - {VERSION}
         return {key.removesuffix(".name") for key in works | entries | PROBED.keys() if not key.endswith("._target_")}
 
     def work(self, key: str) -> Work:
         """The definition of a member's runs, without the keys that may differ."""
         return without(self.members[key][0].definition, self.across)
 
-    def label(self, key: str) -> tuple[str, str]:
-        """Group and configuration of a member."""
-        return self.labels[self.members[key][0].run_id]
-
     def name(self, key: str) -> str:
         """The configuration of a member, with its group where there are several."""
-        group, configuration = self.label(key)
-        several = len({group for group, _ in self.labels.values()}) > 1
-        return f"{configuration} ({group})" if several else configuration
+        first = self.members[key][0]
+        return f"{first.name} ({first.group})" if len(campaign(self.runs).groups) > 1 else first.name
 
 
 def match(a: Side, b: Side) -> Matched:
@@ -397,17 +382,17 @@ def match(a: Side, b: Side) -> Matched:
 
 
 def _row(a: Side, b: Side, key: str) -> ComparedRow:
-    (group, name), (_, other) = a.label(key), b.label(key)
-    renamed = other != name and any(is_below(k, WAYS) for k in a.across)
-    pairing = paired(a.members[key], b.members[key], across=a.across)
-    return ComparedRow(group, f"{name} → {other}" if renamed else name, pairing)
+    one, other = a.members[key][0], b.members[key][0]
+    renamed = other.name != one.name and any(is_below(k, WAYS) for k in a.across)
+    pairing = paired(a.counted(key), b.counted(key), across=a.across)
+    return ComparedRow(one.group, f"{one.name} → {other.name}" if renamed else one.name, pairing)
 
 
 def _require_one_meaning(side: Side, name: str) -> None:
     """Refuse where a key that may differ between the sides differs within one side."""
     for members in side.members.values():
-        if within := differences_within([run.definition for run in members]):
-            names = sorted({side.labels[run.run_id][1] for run in members})
+        if within := differences_within([each.definition for each in members]):
+            names = sorted({each.name for each in members})
             raise ConfigError(
                 f"{listed(names)}: {name} side has runs that differ ({format_differences(within)}): choose folders, or "
                 "--by, so that each side has one of them"
@@ -448,7 +433,7 @@ def run_ids_by(runs: Runs, key: str) -> dict[str, list[str]]:
     """Value of a key, as people write it → the runs that have it; `ConfigError` where no run has the key."""
     require_counted(runs)
     if key == CONFIGURATION:
-        values = dict(labels(runs).select("run_id", "configuration").rows())
+        values = {run.run_id: each.name for each in campaign(runs).configurations for run in each.every}
     else:
         names = Side(runs, ()).names | {CONFIGURATION}
         key = recorded_key(runs, key)

@@ -58,10 +58,10 @@ def plain(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-BASELINE = ("single", 1)
-"""Strategy and devices of what every other configuration of a group is compared with, in torch."""
-BASELINES = {name: framework.one_device for name, framework in FRAMEWORKS.items()}
-"""Framework → its strategy on one device: with that the others of the framework are compared."""
+REFERENCE = "single"
+"""The strategy that others are held against on one device: parity, and losses of the training."""
+ONE_DEVICE = {name: framework.one_device for name, framework in FRAMEWORKS.items()}
+"""Framework → its strategy on one device."""
 COMPARED = ("strategy", "devices", "nodes", "repeat")
 """Keys in which runs of the same work may differ."""
 WAYS = tuple(key for key in COMPARED if key != "repeat")
@@ -69,7 +69,7 @@ WAYS = tuple(key for key in COMPARED if key != "repeat")
 WHICH_STRATEGY = ("strategy.name", "strategy._target_")
 """Keys that say which it is; the others below `strategy` are its options."""
 CIRCUMSTANCES = (
-    *("results", "launcher", "site", "sweep_name", "device", "same_plugin"),
+    *("results", "launcher", "site", "sweep_name", "sweep_place", "sweep_baseline", "device", "same_plugin"),
     "measure.parity",
     "measure.parity_steps",
     "measure.steps_sampled",
@@ -87,18 +87,18 @@ PROBED = {
 """What is probed of a device → the columns of the run table that measured it, at the start and at the end."""
 
 
-def is_baseline(strategy: str, devices: int) -> bool:
-    """Whether these runs are what others are compared with."""
-    return strategy in BASELINES.values() and devices == 1
+def is_one_device(strategy: str, devices: int) -> bool:
+    """Whether it is a framework's own training on one device."""
+    return strategy in ONE_DEVICE.values() and devices == 1
 
 
-IS_BASELINE = pl.col("strategy").is_in(list(BASELINES.values())) & (pl.col("devices") == 1)
+IS_ONE_DEVICE = pl.col("strategy").is_in(list(ONE_DEVICE.values())) & (pl.col("devices") == 1)
 """The same of each row."""
 PROGRAM = FRAMEWORKS["program"].one_device
 """The strategy of all users' programs."""
 IS_PROGRAM = (pl.col("framework") == "program").fill_null(False)
 """Whether a user's own program was measured, of which nothing but its steps is known."""
-IS_REFERENCE = (pl.col("strategy") == BASELINE[0]) & (pl.col("devices") == BASELINE[1])
+IS_REFERENCE = (pl.col("strategy") == REFERENCE) & (pl.col("devices") == 1)
 """Whether others' losses are held against this row's."""
 
 

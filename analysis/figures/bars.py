@@ -9,6 +9,7 @@ import altair as alt
 import polars as pl
 
 from analysis import text
+from analysis.comparison.baseline import in_words
 from analysis.comparison.configurations import displayed, gains, summary, unreached
 from analysis.comparison.issues import is_comparable_energy, is_quotable
 from analysis.comparison.verdict import SpeedVerdict
@@ -328,7 +329,7 @@ def _cost(row: dict[str, Any]) -> str:
     energy = f"{_joules(row['gpu_energy_per_sample_j'])} with {row['configuration']}"
     if row["energy_ratio"] is None or row["verdict"] == SpeedVerdict.BASELINE:
         return energy
-    return f"{energy}, {text.ratio(row, 'energy_ratio')} times that of one device"
+    return f"{energy}, {text.ratio(row, 'energy_ratio')} times that of {in_words(row['baseline'])}"
 
 
 _energies = _measured(

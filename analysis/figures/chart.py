@@ -21,7 +21,7 @@ import polars as pl
 import polars.selectors as cs
 
 from analysis import text
-from analysis.comparison.baseline import baseline_of
+from analysis.comparison.campaign import campaign
 from analysis.comparison.configurations import displayed, facts, summary
 from analysis.metrics.disturbance import is_disturbed
 from analysis.runs.reader import once
@@ -129,7 +129,9 @@ def rests_on_disturbed(runs: Runs, column: str) -> pl.Expr:
 
 def baselines(runs: Runs) -> dict[tuple[str, str], str]:
     """Group and configuration → the configuration of that group that it is compared with, itself for a baseline."""
-    return baseline_of(runs)
+    found = campaign(runs)
+    pairs = ((each, found.baseline_of(each)) for each in found.counted)
+    return {(each.group, each.name): one.name for each, one in pairs if one is not None}
 
 
 def measured(runs: Runs, column: str, *also: str | pl.Expr, **named: pl.Expr) -> pl.DataFrame:

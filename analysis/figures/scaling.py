@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from analysis import text
-from analysis.comparison.baseline import limited, refused
+from analysis.comparison.baseline import in_words, limited, refused
 from analysis.comparison.configurations import gains, summary
 from analysis.comparison.verdict import SpeedVerdict
 from analysis.figures.chart import RATIO_MEDIAN, panel, written
@@ -23,8 +23,6 @@ _KINDS = {"steady": "Steady state", "with_startup": "Including start-up"}
 
 def over_baseline(gained: pl.DataFrame) -> pl.DataFrame:
     """Rows of `gains` with `ideal`, the theoretical speed-up: devices ÷ those of the baseline."""
-    if "baseline_devices" not in gained.columns:
-        gained = gained.with_columns(baseline_devices=pl.lit(1, pl.Int32))
     return gained.with_columns(ideal=pl.col("devices") / pl.col("baseline_devices"))
 
 
@@ -64,7 +62,7 @@ def _told(row: dict[str, Any]) -> str:
     low, high = (row[f"speed_up_{end}"] * row["efficiency"] / row["speed_up"] for end in ("low", "high"))
     ends = text.ends(low, high) if text.is_wide(low, high) else f"{text.percent(low)}–{text.percent(high)}"
     alike = row["verdict"] in (SpeedVerdict.NO_DIFFERENCE, SpeedVerdict.EQUAL)
-    beside = f"; beside {row.get('baseline') or 'one device'} {row['verdict']}" if alike else ""
+    beside = f"; beside {in_words(row['baseline'])} {row['verdict']}" if alike else ""
     return f" ({ends}{beside})"
 
 

@@ -314,6 +314,7 @@ PER_FACT = (
     text("configuration", "strategy × devices", repeats=Over.SAME, heading="Configuration",
         tables=("configurations", "energy"), show=Show.CONFIGURATION, brief="configuration"),
     text("variant", "strategy, and the options in which it differs from others of its name", repeats=Over.SAME),
+    count("configuration_place", "the index of its configuration in the order of all tables", repeats=Over.SAME),
     text("exclusion", "why the run doesn't count in comparisons of time and memory", null="it counts",
         heading="Excluded from comparisons", tables=("runs",), show=Show.EXCLUSION, beside=("exclusion_detail",)),
     text("exclusion_detail", "the run's own reason for its exclusion", null="it has none"),
@@ -333,7 +334,7 @@ PER_FACT = (
 """What `facts` adds to the table `run` and to `per_run`."""
 
 _INTERVAL = "end of the 95 % interval of"
-_TOO_FEW = "too few pairs, or one device itself"
+_TOO_FEW = "too few pairs, or the baseline itself"
 _NO_PAIR = "no pair of repeats"
 PER_CONFIGURATION = (
     text("outcomes", "how the runs of this configuration ended"),
@@ -343,30 +344,36 @@ PER_CONFIGURATION = (
         "none counts", heading="Runs counted", show=Show.COUNTED, beside=("runs", "exclusions"), brief="runs"),
     flag("disturbed", "whether the numbers of this row are those of runs that others disturbed: they are shown, and "
         "compared with nothing"),
-    Column("speed_up", "over one device, steady state: median over paired repeats of t_1 ÷ t_n (strong scaling) or of "
-        "the ratio of throughputs (weak scaling); not the ratio of the medians", null=_NO_PAIR,
-        heading="Speed-up and interval", show=Show.INTERVAL, beside=("speed_up_low", "speed_up_high"),
+    text("baseline", "the configuration that this one is compared with: the one that was chosen (`report --baseline`, "
+        "`sweep.baseline`), or else one device where it counts, or else the one with the fewest devices that counts",
+        null="none counts"),
+    count("baseline_devices", "its devices", null="none counts"),
+    text("baseline_failed", "its repeats that do not count, by the reason: these have no pair",
+        null="all count, or it is the baseline"),
+    Column("speed_up", "over the baseline, steady state: median over paired repeats of the baseline's time ÷ "
+        "this one's (strong scaling) or of the ratio of throughputs (weak scaling); not the ratio of the medians",
+        null=_NO_PAIR, heading="Speed-up and interval", show=Show.INTERVAL, beside=("speed_up_low", "speed_up_high"),
         brief="speed-up"),
     Column("speed_up_low", f"lower {_INTERVAL} speed_up", null=_TOO_FEW),
     Column("speed_up_high", f"upper {_INTERVAL} speed_up", null=_TOO_FEW),
     count("speed_up_pairs", "repeats that were paired"),
-    text("verdict", "faster or slower than one device; equal within 5 % where the deciding interval, which allows for "
-        "all verdicts given together, holds 1 and lies within that margin; no difference shown where it holds 1 and "
-        "reaches further; too few repeats below 4; not "
-        "interleaved where the sides were measured apart; no repeat in common; disturbed where others took cores or "
-        "GPUs of all runs of a side; not comparable where the environments differ in what must match", null=_NO_PAIR,
-        heading="Against one device", show=Show.VERDICT, beside=("speed_up_pairs", "strategy")),
+    text("verdict", "faster or slower than the baseline; equal within 5 % where the deciding interval, which allows "
+        "for all verdicts given together, holds 1 and lies within that margin; no difference shown where it holds 1 "
+        "and reaches further; too few repeats below 4; not interleaved where the sides were measured apart; no repeat in "
+        "common; disturbed where others took cores or GPUs of all runs of a side; not comparable where the "
+        "environments differ in what must match", null=_NO_PAIR,
+        heading="Against the baseline", show=Show.VERDICT, beside=("speed_up_pairs", "framework")),
     count("repeats_to_decide", "of each configuration, in all, that would decide where no difference is shown, if the "
         "ratios vary as now", null="decided, too few repeats, or more than 100 further ones",
         heading="Repeats that would decide", where_known=True),
-    share("efficiency", "speed_up ÷ devices, 1 = ideal", null=_NO_PAIR, heading="Efficiency, steady",
-        brief="effi-\nciency"),
+    share("efficiency", "speed_up ÷ (devices ÷ baseline_devices), 1 = ideal", null=_NO_PAIR,
+        heading="Efficiency, steady", brief="effi-\nciency"),
     share("efficiency_with_startup", "the same with start-up: from total_time_s, under weak scaling from "
         "throughput_with_startup_samples_per_s", heading="Efficiency with start-up",
         null=f"{_NO_PAIR}, or parity was checked before (measure.parity=false leaves it out)"),
-    Column("energy_ratio", "energy per sample ÷ that of one device: median over paired repeats; below 1 takes less",
+    Column("energy_ratio", "energy per sample ÷ that of the baseline: median over paired repeats; below 1 takes less",
         null=f"{_NO_PAIR}, or epochs too short for the counters (energy_flags: short)",
-        heading="Per sample, against one device, and interval", tables=("energy",), show=Show.INTERVAL,
+        heading="Per sample, against the baseline, and interval", tables=("energy",), show=Show.INTERVAL,
         beside=("energy_ratio_low", "energy_ratio_high")),
     Column("energy_ratio_low", f"lower {_INTERVAL} energy_ratio", null=_TOO_FEW),
     Column("energy_ratio_high", f"upper {_INTERVAL} energy_ratio", null=_TOO_FEW),

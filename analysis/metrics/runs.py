@@ -363,10 +363,10 @@ def energy_to_accuracy(runs: Runs, target: Target) -> pl.DataFrame:
     return sums.with_columns(AS_TEXT)
 
 
-def efficiency(speed_up: float | None, *, devices: int) -> float | None:
-    """Scaling efficiency, 1 = ideal: the speed-up over one device ÷ the devices, t_1 ÷ (n·t_n) under strong
-    scaling.
+def efficiency(speed_up: float | None, *, times_devices: float | None) -> float | None:
+    """Scaling efficiency, 1 = ideal: the speed-up over the baseline ÷ how many times as many devices it takes: with one
+    device as baseline t_1 ÷ (n·t_n) under strong scaling.
 
     Under weak scaling the speed-up is the ratio of throughputs, so this is throughput_n ÷ (n·throughput_1).
     """
-    return None if speed_up is None else speed_up / devices
+    return None if speed_up is None or times_devices is None else speed_up / times_devices

@@ -13,13 +13,22 @@ import msgspec
 import polars as pl
 
 from analysis import text
-from analysis.comparison.baseline import ENERGY, against_one_device, beside_fastest, refused
+from analysis.comparison.baseline import (
+    ENERGY,
+    ONE_DEVICE_IN_WORDS,
+    baseline_in_words,
+    beside_fastest,
+    in_words,
+    refused,
+    stand_ins_in_words,
+)
+from analysis.comparison.campaign import campaign
 from analysis.comparison.configurations import facts, summary
 from analysis.comparison.exclusions import Exclusion, disturbed_lines
 from analysis.comparison.issues import FLAGS, PROBE_TOLERANCE, Caveat, is_quotable
 from analysis.comparison.ratio import DECIDING_REPEATS, MOST_FURTHER
 from analysis.comparison.verdict import SpeedVerdict
-from analysis.comparison.work import BASELINES, IS_BASELINE, IS_PROGRAM, configurations
+from analysis.comparison.work import IS_ONE_DEVICE, IS_PROGRAM, configurations
 from analysis.report.claims import judged
 from analysis.report.programs import of_programs
 from analysis.report.warnings import few_repeats, parity_never, parity_off
@@ -32,7 +41,7 @@ from parallelbench.results.folder import ASKED
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from analysis.comparison.baseline import Configuration
+    from analysis.comparison.campaign import Configuration
     from analysis.comparison.pairing import Pairing
     from analysis.comparison.ratio import Ratio
     from analysis.runs.reader import Runs
@@ -43,7 +52,7 @@ def headline(runs: Runs) -> list[str]:
     not_compared, disturbed = refused(runs, brief=True)[:_MOST_LISTED], disturbed_lines(runs, advise=False)
     is_silent = _compared(runs).is_empty() and bool(not_compared or disturbed)
     found = _beside(runs) if is_silent else findings(runs)
-    return [*found, *not_compared, *disturbed, *next_steps(runs)]
+    return [*stand_ins_in_words(runs), *found, *not_compared, *disturbed, *next_steps(runs)]
 
 
 def findings(runs: Runs) -> list[str]:
@@ -57,7 +66,7 @@ def _beside(runs: Runs) -> list[str]:
 
 def _parity(runs: Runs) -> list[str]:
     """In how many runs the check against one device passed, and which were not checked."""
-    asked = facts(runs).filter(~IS_BASELINE & ~IS_PROGRAM)
+    asked = facts(runs).filter(~IS_ONE_DEVICE & ~IS_PROGRAM)
     checked = asked.drop_nulls("parity_passed")
     passed, whole = int(checked["parity_passed"].sum()), checked.height
     told = [f"passed in {passed} of {count_of(whole, 'run')}"] * bool(whole)
@@ -71,8 +80,7 @@ def _parity(runs: Runs) -> list[str]:
 
 
 _MOST_LISTED = 4
-"""Configurations of which the speed-up is told, and a cost of each; of more, the least and the most beside one device.
-"""
+"""Configurations of which the speed-up is told, and a cost of each; of more, the least and the most of all."""
 
 
 def _memory(runs: Runs) -> list[str]:
@@ -84,7 +92,9 @@ def _memory(runs: Runs) -> list[str]:
     ends = _by_scaling(rows, lambda some: _ends(runs, some, _ratio_of_peaks))
     whole = _by_scaling(rows, lambda some: _least_and_most(_ratios(runs, some, _ratio_of_sums)))
     together = f"; of all processes together: {whole}" if whole else ""
-    return _told(f"Peak memory of the largest {largest}", [_peaks(row) for row in _few(rows)], f"{ends}{together}")
+    return _told(
+        runs, f"Peak memory of the largest {largest}", [_peaks(row) for row in _few(rows)], f"{ends}{together}"
+    )
 
 
 def _by_scaling(rows: pl.DataFrame, ends: Callable[[pl.DataFrame], str]) -> str:
@@ -122,7 +132,7 @@ def _energy(runs: Runs) -> list[str]:
     rows = summary(runs).filter(is_quotable()).drop_nulls(ENERGY)
     each = [f"{text.number(row[ENERGY])} J with {row['configuration']}" for row in _few(rows)]
     ends = _by_scaling(rows, lambda some: _ends(runs, some, _ratio_of_energies))
-    if told := _told(what, each, ends):
+    if told := _told(runs, what, each, ends):
         left = of_gpus.filter(~is_quotable()).drop_nulls(ENERGY).height
         more = f" {count_of(left, 'configuration')} left out, whose readings are flagged (see the warnings)."
         return [f"{told[0]}{more}"] if left else told
@@ -137,11 +147,11 @@ def _ratio_of_energies(pairing: Pairing) -> Ratio | None:
     return None if flagged else pairing.ratio(ENERGY)
 
 
-def _told(what: str, each: list[str], ends: str) -> list[str]:
-    """A cost of each configuration, or the ends of its ratios to one device's; nothing where there is neither."""
+def _told(runs: Runs, what: str, each: list[str], ends: str) -> list[str]:
+    """A cost of each configuration, or the ends of its ratios to the baseline's; nothing where there is neither."""
     if each:
         return [f"{what}: {text.listed(each, most=_MOST_LISTED)}."]
-    return [f"{what}, beside one device: {ends}."] if ends else []
+    return [f"{what}, beside {baseline_in_words(runs)}: {ends}."] if ends else []
 
 
 def _few(rows: pl.DataFrame) -> list[dict[str, Any]]:
@@ -150,10 +160,10 @@ def _few(rows: pl.DataFrame) -> list[dict[str, Any]]:
 
 
 def _ends(runs: Runs, rows: pl.DataFrame, ratio: Callable[[Pairing], Ratio | None]) -> str:
-    """The least and the most of the paired ratios to one device, with their configurations."""
+    """The least and the most of the paired ratios to the baseline, with their configurations."""
     found, several = _ratios(runs, rows, ratio), rows["group"].n_unique() > 1
     ends = (*found[:1], *found[-1:])
-    named = {f"{value:.2f}": f"{name} ({group})" if several else name for value, (group, name) in ends}
+    named = {f"{value:.2f}": f"{each} ({each.group})" if several else each.name for value, each in ends}
     if len(named) == 1 < len(found):
         named = dict.fromkeys(named, "all")
     return " to ".join(f"{times} times with {name}" for times, name in named.items())
@@ -162,10 +172,11 @@ def _ends(runs: Runs, rows: pl.DataFrame, ratio: Callable[[Pairing], Ratio | Non
 def _ratios(
     runs: Runs, rows: pl.DataFrame, ratio: Callable[[Pairing], Ratio | None]
 ) -> list[tuple[float, Configuration]]:
-    """The paired ratios to one device, in ascending order."""
-    pairings = against_one_device(runs)
-    keys = rows.filter(~IS_BASELINE).select("group", "configuration").rows()
-    return sorted((taken.median, key) for key in keys if key in pairings and (taken := ratio(pairings[key])))
+    """The paired ratios to the baseline, in ascending order."""
+    places = set(rows["configuration_place"])
+    pairs = [(each, pairing) for each, pairing in campaign(runs).others if each.place in places]
+    known = [(taken.median, each) for each, pairing in pairs if (taken := ratio(pairing))]
+    return sorted(known, key=lambda pair: (pair[0], pair[1].place))
 
 
 _AT_RANDOM = (Exclusion.ERROR, Exclusion.DISTURBED)
@@ -192,7 +203,8 @@ def next_steps(runs: Runs) -> list[str]:
         return []
     when = "when the machine is free, " if Exclusion.DISTURBED.value in retried else ""
     undecided = rows.filter(_may_be_decided(repeats if repeats and apart else 0)).height
-    compared = count_of(undecided, "comparison with one device", "comparisons with one device")
+    over = baseline_in_words(runs)
+    compared = count_of(undecided, f"comparison with {over}", f"comparisons with {over}")
     if 0 < of_comparisons < (repeats or 0):
         compared += f" (sweep.repeats={of_comparisons} may be enough)"
     left = [compared] * bool(undecided) + [count_of(len(of_claims), "claim")] * bool(of_claims)
@@ -209,9 +221,9 @@ def next_steps(runs: Runs) -> list[str]:
 
 
 def _apart(runs: Runs) -> list[Pairing]:
-    """What was measured apart from one device. Of several sweeps no single submit measures all in turn."""
+    """What was measured apart from its baseline. Of several sweeps no single submit measures all in turn."""
     is_one = runs.run["sweep"].n_unique() == 1
-    return [each for each in against_one_device(runs).values() if is_one and each.is_apart]
+    return [pairing for _, pairing in campaign(runs).others if is_one and pairing.is_apart]
 
 
 def _is_in_one_submit(pairing: Pairing) -> bool:
@@ -271,10 +283,10 @@ def _may_be_decided(repeats: int) -> pl.Expr:
 
 
 def answers(runs: Runs) -> list[str]:
-    """The speed-ups over one device in sentences, the largest first."""
+    """The speed-ups over the baseline in sentences, the largest first."""
     compared = _compared(runs)
     if compared.is_empty():
-        return ["No configuration can be compared with one device: see the warnings."]
+        return ["No configuration can be compared with another one: see the warnings."]
     several = compared["group"].n_unique() > 1
     ordered = compared.sort("speed_up", descending=True)
     # Of several groups of like work, the fastest of each; of a single one, all.
@@ -286,7 +298,7 @@ def answers(runs: Runs) -> list[str]:
     else:
         fastest, *others = (_gain(row, named=several) for row in rows)
         shown = [f"{fastest}{_ties(runs, ordered)}", *others, *([f"{more} more are in the table."] if more else [])]
-    return [*_one_device_is_fastest(compared, uncompared=_uncompared(runs)), *shown, *_shortest(runs, ordered)]
+    return [*_baseline_is_fastest(runs, compared), *shown, *_shortest(runs, ordered)]
 
 
 def _extremes(runs: Runs, ordered: pl.DataFrame) -> list[str]:
@@ -298,7 +310,7 @@ def _extremes(runs: Runs, ordered: pl.DataFrame) -> list[str]:
     for kind, framework in itertools.product(kinds, frameworks):
         alike = ordered.filter(pl.col("scaling").eq_missing(kind), framework=framework)
         if alike.height:
-            best = "Largest speed-up" if alike["speed_up"][0] > 1 else "Nearest to one device"
+            best = "Largest speed-up" if alike["speed_up"][0] > 1 else f"Nearest to {baseline_in_words(runs)}"
             over = f" of {framework}" if len(frameworks) > 1 else ""
             lines.append(
                 f"{best}{over}{_under(kind, kinds)}: {_gain(alike.row(0, named=True), named=True)}{_ties(runs, alike)}"
@@ -318,10 +330,8 @@ def _shortest(runs: Runs, ordered: pl.DataFrame) -> list[str]:
     one device, which may be the slower one. With the largest speed-up's work for an example. Under weak scaling an
     epoch may hold more samples on more devices.
     """
-    framework = pl.col("framework").fill_null("torch").first()
-    of_framework = facts(runs).group_by("group", "configuration").agg(framework)
     rows = summary(runs).filter(pl.col("repeats") > 0, pl.col("scaling") == "strong")
-    rows = rows.drop_nulls("steady_epoch_time_s").join(of_framework, on=("group", "configuration"))
+    rows = rows.drop_nulls("steady_epoch_time_s")
     candidates = rows.group_by("group").len()
     by_time = rows.sort("steady_epoch_time_s", "group", "configuration")
     rows = by_time.unique(("group", "framework"), keep="first", maintain_order=True)
@@ -334,9 +344,8 @@ def _shortest(runs: Runs, ordered: pl.DataFrame) -> list[str]:
     named = f" ({group})" if rows["group"].n_unique() > 1 else ""
     took = [f"{row['configuration']} {text.seconds(row['steady_epoch_time_s'])}" for row in (first, *others)]
     among = candidates.row(by_predicate=pl.col("group") == group)[1]
-    verdicts = beside_fastest(
-        runs, group, first["configuration"], [row["configuration"] for row in others], among=among
-    )
+    fastest, *slowest = (_configuration(runs, row) for row in (first, *others))
+    verdicts = beside_fastest(runs, fastest, slowest, among=among)
     slower = all(verdict is SpeedVerdict.SLOWER for verdict in verdicts.values())
     proof = "their own pairs tell them apart" if slower else "without a verdict between them"
     of = firsts.total()
@@ -350,15 +359,15 @@ def _ties(runs: Runs, ordered: pl.DataFrame) -> str:
     about one device. Then what too few repeats can't tell from it, and what was never held against it.
     """
     alike = ordered.filter(pl.col(key) == pl.col(key).first() for key in ("group", "framework"))
-    fastest, *others = alike["configuration"]
-    verdicts = beside_fastest(runs, alike["group"][0], fastest, others, among=alike.height)
+    fastest, *others = (_configuration(runs, row) for row in alike.to_dicts())
+    verdicts = beside_fastest(runs, fastest, others, among=alike.height)
 
     def those(*of: SpeedVerdict) -> str:
-        names = [name for name, verdict in verdicts.items() if verdict in of]
+        names = [each.name for each, verdict in verdicts.items() if verdict in of]
         return "the others" if len(names) == len(others) > 1 else text.listed(names) if names else ""
 
     decided = (*_NOT_HELD, *_FEW, SpeedVerdict.SLOWER)
-    tied = [name for name, verdict in verdicts.items() if verdict not in decided]
+    tied = [each.name for each, verdict in verdicts.items() if verdict not in decided]
     told = f" Not told apart from {fastest}: {text.listed(tied)}." if tied else ""
     apart, unlike, few = those(_NOT_HELD[0]), those(_NOT_HELD[1]), those(*_FEW)
     told += f" Not tested against {fastest}, as measured apart from it: {apart}." if apart else ""
@@ -370,14 +379,21 @@ _NOT_HELD = (SpeedVerdict.NOT_INTERLEAVED, SpeedVerdict.NOT_COMPARABLE)
 _FEW = (SpeedVerdict.TOO_FEW, SpeedVerdict.NO_PAIR)
 
 
+def _configuration(runs: Runs, row: dict[str, Any]) -> Configuration:
+    """That of a row of `summary`."""
+    place: int = row["configuration_place"]
+    return campaign(runs).configurations[place]
+
+
 def _uncompared(runs: Runs) -> bool:
-    """Whether a configuration that trained can't be compared with one device."""
+    """Whether a configuration that trained is compared with nothing."""
     rows = summary(runs).filter(pl.col("speed_up").is_null(), pl.col("steady_epoch_time_s").is_not_null())
     return not rows.filter(pl.col("verdict").ne_missing(SpeedVerdict.BASELINE.value)).is_empty()
 
 
-def _one_device_is_fastest(compared: pl.DataFrame, *, uncompared: bool) -> list[str]:
-    """Whether all of several configurations are slower than one device, or seem to be with too few repeats."""
+def _baseline_is_fastest(runs: Runs, compared: pl.DataFrame) -> list[str]:
+    """Whether all of several configurations are slower than the baseline, or seem to be with too few repeats."""
+    uncompared, over = _uncompared(runs), baseline_in_words(runs)
     verdicts = compared.group_by("group").agg(pl.col("verdict").unique())["verdict"].to_list()
     rest = set().union(*verdicts) - {SpeedVerdict.SLOWER}
     if compared.height < 2 or not rest <= {SpeedVerdict.TOO_FEW} or (compared["speed_up"] >= 1).any():
@@ -385,19 +401,20 @@ def _one_device_is_fastest(compared: pl.DataFrame, *, uncompared: bool) -> list[
     where = f" in all {len(verdicts)} kinds of work" if len(verdicts) > 1 else ""
     of_those = ", of what can be compared with it," if uncompared else ""
     if not all(SpeedVerdict.SLOWER in found for found in verdicts):
-        return [f"So far{of_those} one device is fastest{where}, with too few repeats to be sure."]
-    first = "Of what can be compared with it, one" if uncompared else "One"
-    return [f"{first} device is fastest{where}{', as far as there are enough repeats' if rest else ''}."]
+        return [f"So far{of_those} {over} is fastest{where}, with too few repeats to be sure."]
+    first = f"Of what can be compared with it, {over}" if uncompared else f"{over[0].upper()}{over[1:]}"
+    return [f"{first} is fastest{where}{', as far as there are enough repeats' if rest else ''}."]
 
 
 def _counted(runs: Runs, compared: pl.DataFrame) -> str:
-    """How many configurations there are, and how many of them have which verdict beside one device."""
+    """How many configurations there are, and how many of them have which verdict beside their baseline."""
     counts = Counter(compared["verdict"])
     words = ", ".join(f"{counts[verdict]} {verdict.value}" for verdict in SpeedVerdict if counts[verdict])
     every = summary(runs)
-    ones = every.filter(IS_BASELINE).height
+    ones = len(campaign(runs).baselines)
     rest = every.height - ones - compared.height
-    parts = [f"{ones} of one device"] * bool(ones) + [f"{compared.height} compared with it ({words})"]
+    what = "of one device" if baseline_in_words(runs) == ONE_DEVICE_IN_WORDS else "baseline" + "s" * (ones > 1)
+    parts = [f"{ones} {what}"] * bool(ones) + [f"{compared.height} compared with it ({words})"]
     parts += [f"{rest} not compared"] * bool(rest)
     works = count_of(every["group"].n_unique(), "kind of work", "kinds of work")
     drifted = int(compared["drifted"].sum())
@@ -410,24 +427,23 @@ _DRIFTED = f"The machine's own speed changed by more than {100 * PROBE_TOLERANCE
 
 
 def _compared(runs: Runs) -> pl.DataFrame:
-    """The rows of `summary` that have a speed-up over other runs, each with its `framework`, and whether the machine
-    `drifted` while they were measured.
+    """The rows of `summary` that have a speed-up over other runs, each with whether the machine `drifted` while they
+    were measured.
     """
-    rows = summary(runs).filter(pl.col("speed_up").is_not_null(), pl.col("verdict") != SpeedVerdict.BASELINE.value)
-    keys = ("group", "configuration")
-    of_framework = facts(runs).select(*keys, pl.col("framework").fill_null("torch")).unique(keys)
-    return rows.join(of_framework, on=keys, maintain_order="left").with_columns(
-        drifted=pl.Series([key in _drifted(runs) for key in rows.select(keys).rows()], dtype=pl.Boolean),
-        several_frameworks=pl.lit(facts(runs)["framework"].fill_null("torch").n_unique() > 1),
+    rows = summary(runs)
+    several = rows["framework"].n_unique() > 1
+    rows = rows.filter(pl.col("speed_up").is_not_null(), pl.col("verdict") != SpeedVerdict.BASELINE.value)
+    return rows.with_columns(
+        drifted=pl.col("configuration_place").is_in(list(_drifted(runs))), several_frameworks=pl.lit(several)
     )
 
 
 @once
-def _drifted(runs: Runs) -> set[Configuration]:
-    """The configurations that are compared with one device by runs during which a machine changed its speed."""
+def _drifted(runs: Runs) -> set[int]:
+    """The places of the configurations of which runs were compared during which a machine changed its speed."""
     return {
-        key
-        for key, pairing in against_one_device(runs).items()
+        each.place
+        for each, pairing in campaign(runs).others
         if any(caveat.kind is Caveat.DRIFT for caveat in pairing.caveats(per_sample=True))
     }
 
@@ -442,14 +458,18 @@ def _gained(row: dict[str, Any], *, named: bool) -> str:
     what = f"{row['configuration']} ({row['group']})" if named else row["configuration"]
     does = f"{what} {'trains an epoch' if row['scaling'] == 'strong' else 'trains'}"
     times = text.estimate(row["speed_up"], row["speed_up_low"], row["speed_up_high"])
-    one_device = f"{BASELINES[row['framework']]} × 1" if row["several_frameworks"] else "one device"
-    speed, pairs = f"{times} times as fast as {one_device}", count_of(row["speed_up_pairs"], "repeat")
-    rest = f": {text.percent(row['efficiency'])} of theoretical scaling" if row["devices"] > 1 else ""
-    if row["devices"] > 1 and row["efficiency_with_startup"] is not None:
-        whole = row["devices"] * row["efficiency_with_startup"]
-        rest += f"; whole runs of this length, start-up included, {text.fixed(whole, 2)} times as fast"
-    if row["devices"] > 1 and max(row["efficiency"], row["efficiency_with_startup"] or 0) > 1 + 1e-9:
-        rest += " (more than the ideal: by chance, by an error, or one device alone lacks cache or memory)"
+    baseline = in_words(row["baseline"], named=row["several_frameworks"])
+    speed, pairs = f"{times} times as fast as {baseline}", count_of(row["speed_up_pairs"], "repeat")
+    more = row["devices"] / row["baseline_devices"]
+    rest = ""
+    if more > 1:
+        begin = f" from {row['baseline_devices']} devices on" if row["baseline_devices"] > 1 else ""
+        rest = f": {text.percent(row['efficiency'])} of theoretical scaling{begin}"
+        if row["efficiency_with_startup"] is not None:
+            whole = more * row["efficiency_with_startup"]
+            rest += f"; whole runs of this length, start-up included, {text.fixed(whole, 2)} times as fast"
+        if max(row["efficiency"], row["efficiency_with_startup"] or 0) > 1 + 1e-9:
+            rest += f" (more than the ideal: by chance, by an error, or {baseline} alone lacks cache or memory)"
     if row["verdict"] == SpeedVerdict.NOT_INTERLEAVED:
         return f"{does} {speed} ({pairs}, but measured apart from it: no interval){rest}."
     if row["speed_up_low"] is None:

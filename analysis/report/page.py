@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import polars as pl
 
 from analysis import text
+from analysis.comparison.baseline import baseline_in_words, in_words
 from analysis.comparison.configurations import facts, summary
 from analysis.comparison.exclusions import Exclusion, require_finished
 from analysis.comparison.verdict import SpeedVerdict
-from analysis.comparison.work import BASELINES, IS_BASELINE, IS_PROGRAM, natural
+from analysis.comparison.work import IS_PROGRAM, natural
 from analysis.figures import draw, svg
 from analysis.metrics.columns import explained_columns, page_columns, tables_columns
 from analysis.metrics.epochs import per_epoch
@@ -403,7 +404,7 @@ def _measured(runs: Runs) -> str:
 
 
 class Glance(NamedTuple):
-    """A verdict beside one device, or why no run counts; all empty where there is no such configuration."""
+    """A verdict beside the baseline, or why no run counts; all empty where there is no such configuration."""
 
     verdict: str = ""
     speed_up: str = ""
@@ -418,13 +419,15 @@ class Glance(NamedTuple):
 _MARKS = {SpeedVerdict.TOO_FEW.value: "†", SpeedVerdict.NOT_INTERLEAVED.value: "‡"}
 _MEANT = {
     "†": "too few repeats for an interval",
-    "‡": "not interleaved: measured apart from one device, no interval",
+    "‡": "not interleaved: measured apart from the baseline, no interval",
 }
 
 
 class Matrix(NamedTuple):
     """Groups of like work against configurations: whichever are fewer are the columns."""
 
+    over: str
+    """What their verdicts are beside."""
     alike: str
     """What all groups have in common; their labels say the rest."""
     columns: list[str]
@@ -440,8 +443,7 @@ class Matrix(NamedTuple):
 def matrix(runs: Runs) -> Matrix | None:
     """The verdicts of all groups; None where one group alone has any, as sentences say it better.
 
-    Columns of configurations begin with most devices: a phone shows a few. Of another framework, they say what one
-    device's is.
+    Columns of configurations begin with most devices: a phone shows a few. What most are not compared with, names say.
     """
     rows = _glances(runs)
     axes = {"group": [natural("group")], "configuration": [pl.col("devices"), natural("configuration")]}
@@ -452,9 +454,11 @@ def matrix(runs: Runs) -> Matrix | None:
     if across == "configuration":
         names[across].sort(key=dict(rows.select(across, -pl.col("devices")).rows()).__getitem__)
     alike, labels = _told_apart(names["group"])
-    labels |= _of_others(runs, names["configuration"])
+    over = baseline_in_words(runs)
+    labels |= _beside_others(rows, over)
     cells = {(row[down], row[across]): _cell(row) for row in rows.iter_rows(named=True)}
     return Matrix(
+        over,
         alike,
         [labels.get(name, name) for name in names[across]],
         [
@@ -464,11 +468,13 @@ def matrix(runs: Runs) -> Matrix | None:
     )
 
 
-def _of_others(runs: Runs, configurations: list[str]) -> dict[str, str]:
-    """Labels of configurations that are compared with another framework's one device."""
-    of = facts(runs).filter(pl.col("configuration").is_in(configurations)).select("configuration", "framework").unique()
-    ones = {name: BASELINES[framework] for name, framework in of.rows() if framework not in (None, "torch")}
-    return {name: f"{name} (beside {one} × 1)" for name, one in ones.items()}
+def _beside_others(rows: pl.DataFrame, over: str) -> dict[str, str]:
+    """Labels of configurations whose baseline is another one than the heading says: that of another framework, or any,
+    where the heading says "the baseline".
+    """
+    is_other = (pl.col("framework") != "torch") | pl.lit(over == in_words(None))
+    of = rows.drop_nulls("baseline").filter(is_other).group_by("configuration").agg(pl.col("baseline").unique())
+    return {name: f"{name} (beside {ones[0]})" for name, ones in of.rows() if len(ones) == 1}
 
 
 def _glances(runs: Runs) -> pl.DataFrame:
@@ -477,7 +483,7 @@ def _glances(runs: Runs) -> pl.DataFrame:
     why = facts(runs).group_by(keys).agg(why=_in_words().unique(maintain_order=True).str.join(", "))
     told = pl.coalesce("verdict", pl.when(pl.col("repeats") == 0).then("why"))
     rows = summary(runs).join(why, on=keys, maintain_order="left").with_columns(verdict=told)
-    return rows.filter(~IS_BASELINE, pl.col("verdict").is_not_null())
+    return rows.filter(pl.col("verdict").is_not_null(), pl.col("verdict") != SpeedVerdict.BASELINE.value)
 
 
 _IN_WORDS = {Exclusion.OOM.value: "out of memory", Exclusion.PARITY_FAILED.value: "parity failed"}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from analysis import text
-from analysis.comparison.baseline import baseline_of
+from analysis.comparison.campaign import campaign
 from analysis.comparison.configurations import displayed, summary
 from analysis.comparison.work import IS_PROGRAM
 from analysis.metrics.epochs import AS_TEXT, numbered
@@ -141,10 +141,9 @@ def _losses(runs: Runs, rows: pl.DataFrame) -> list[str]:
     if known.is_empty():
         return [f"{unchecked}: its losses are yours to check (program.loss_pattern compares what it prints)."]
     parted = []
-    for (group, name), one in baseline_of(runs).items():
-        if name == one:
-            continue
-        sides = [known.filter(group=group, configuration=each) for each in (one, name)]
+    for each, _ in campaign(runs).others:
+        name, one = each.name, campaign(runs).baseline_of(each)
+        sides = [known.filter(group=each.group, configuration=str(side)) for side in (one, each)]
         both = sides[0].join(sides[1], on=("repeat", "epoch", "step"))
         # Ranks print the losses of their own samples: single ones differ by chance.
         means = both.group_by("epoch", "repeat").agg(pl.col("train_loss", "train_loss_right").mean())

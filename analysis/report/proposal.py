@@ -17,7 +17,7 @@ import msgspec
 import polars as pl
 
 from analysis import text
-from analysis.comparison.baseline import limited, refused
+from analysis.comparison.baseline import in_words, limited, refused, stand_ins_in_words
 from analysis.comparison.configurations import displayed, facts, summary
 from analysis.comparison.exclusions import require_finished
 from analysis.comparison.ratio import ERROR, FEWEST_REPEATS, Spread, ratio_median
@@ -247,7 +247,9 @@ def _scaling_table(runs: Runs, rows: pl.DataFrame, members: Members, *, of_progr
     scaling, batch = rows["scaling"][0], rows["group"][0]
     baselines, of_baseline = _baselines(rows), _baseline_devices(rows)
     over = f"Speed-up is over {text.listed(baselines)}" if baselines else "No speed-up: nothing to compare with"
-    per = "devices" if of_baseline == 1 else "(devices ÷ the baseline's)"
+    per = "devices" if of_baseline in (1, None) else f"(devices ÷ {of_baseline})"
+    if baselines and of_baseline is None:
+        per = "(devices ÷ the baseline's devices)"
     sizes = displayed(runs).filter(group=batch)["batch_size"].unique().sort().to_list()
     of_batch = "" if of_programs else f" ({', '.join(map(str, sizes))} samples)"
     caption = (
@@ -274,19 +276,13 @@ def _repeats(members: Members, row: dict[str, Any]) -> str:
 
 
 def _baselines(rows: pl.DataFrame) -> list[str]:
-    """What the speed-ups of these rows are over."""
-    known = rows.filter(pl.col("speed_up").is_not_null())
-    if known.is_empty():
-        return []
-    if "baseline" not in rows.columns:
-        return ["one device"]
-    return sorted({str(name) for name in known["baseline"].drop_nulls()})
+    """What the speed-ups of these rows are over, in words."""
+    known = rows.filter(pl.col("speed_up").is_not_null())["baseline"].drop_nulls()
+    return [in_words(name) for name in known.unique(maintain_order=True)]
 
 
 def _baseline_devices(rows: pl.DataFrame) -> int | None:
-    """Devices of what the speed-ups are over; None where these are several counts."""
-    if "baseline_devices" not in rows.columns:
-        return 1
+    """Devices of what the speed-ups are over; None where these are several counts, or none."""
     counts = rows.filter(pl.col("speed_up").is_not_null())["baseline_devices"].drop_nulls().unique().to_list()
     return int(counts[0]) if len(counts) == 1 else None
 
@@ -450,7 +446,7 @@ def _method(runs: Runs, rows: pl.DataFrame, *, of_programs: bool, left: int) -> 
     yield "Same training", _parity(known, of_programs=of_programs)
     if known["mfu"].count():
         yield "MFU", "model FLOP/s ÷ (devices × the rate of a matrix product that was measured on the device)"
-    if limits := [*refused(runs, brief=True), *limited(runs, brief=True)]:
+    if limits := [*stand_ins_in_words(runs), *refused(runs, brief=True), *limited(runs, brief=True)]:
         yield "Limits", " ".join(limits[:MOST_LIMITS]).rstrip(".")
     if left:
         yield "Left out", f"{count_of(left, 'configuration')}, for room: `parallelbench report` has all"
@@ -458,7 +454,7 @@ def _method(runs: Runs, rows: pl.DataFrame, *, of_programs: bool, left: int) -> 
 
 
 MOST_LIMITS = 3
-"""Sentences on comparisons that are refused or limited."""
+"""Sentences on baselines, and on comparisons that are refused or limited."""
 
 
 def _order(rows: pl.DataFrame) -> str:

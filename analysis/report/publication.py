@@ -18,7 +18,7 @@ from analysis import text
 from analysis.comparison.configurations import learned
 from analysis.comparison.work import (
     BEFORE,
-    IS_BASELINE,
+    IS_ONE_DEVICE,
     component_labels,
     configurations,
     groups_across,
@@ -193,7 +193,7 @@ def _trained(runs: Runs) -> pl.DataFrame:
     return learned(runs).select(
         *("run_id", "group", "configuration", "devices", "repeat", "parameters"),
         pl.col("epochs").cast(pl.Int32),
-        baseline=IS_BASELINE,
+        baseline=IS_ONE_DEVICE,
         work=pl.col("run_id").replace_strict(table, return_dtype=pl.String),
         model=pl.col("run_id").replace_strict(models, return_dtype=pl.String),
     )

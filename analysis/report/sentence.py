@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from analysis import text
+from analysis.comparison.baseline import in_words
 from analysis.comparison.configurations import facts, summary
 from analysis.comparison.ratio import DECIDING_REPEATS
 from analysis.comparison.verdict import EQUAL_WITHIN, SpeedVerdict
-from analysis.comparison.work import BASELINES, PROGRAM
+from analysis.comparison.work import PROGRAM
 from analysis.metrics.columns import summary_columns
 from analysis.report.latex import Captioned, Rows, floats
 from analysis.report.publication import frameworks
@@ -61,7 +62,7 @@ def _sentence(row: dict[str, Any], rows: pl.DataFrame) -> str:
     """Of a row of `summary` with an interval and a verdict, and the rows of `facts` that it rests on."""
     where, run = _where(row, rows), rows.row(0, named=True)
     low, high = row["speed_up_low"], row["speed_up_high"]
-    times, baseline = text.estimate(row["speed_up"], low, high), _baseline(row)
+    times, baseline = text.estimate(row["speed_up"], low, high), in_words(row["baseline"])
     evidence = f"{text.interval_of_95(low, high)}, {count_of(row['speed_up_pairs'], 'paired repeat')}"
     who, what = _subject(row, run), _work(row, run)
     if row["verdict"] == SpeedVerdict.NO_DIFFERENCE:
@@ -94,20 +95,13 @@ def _work(row: dict[str, Any], run: dict[str, Any]) -> str:
     return f"{of}{what}{beyond}"
 
 
-def _baseline(row: dict[str, Any]) -> str:
-    """What the row's speed-up is over."""
-    name = row.get("baseline")
-    ones = [f"{strategy} × 1" for strategy in BASELINES.values()]
-    return "one device" if name is None or name in ones else name
-
-
 def _reason(row: dict[str, Any]) -> str:
     """Why a row of `summary` supports no sentence; empty where it supports one."""
-    baseline = _baseline(row)
+    baseline = in_words(row["baseline"])
     if row["repeats"] == 0 and row["verdict"] is None:
         return f"none of its runs counts: {row['exclusions']}"
     if row["verdict"] is None:
-        return f"no counted run of {baseline} did the same work"
+        return "no other configuration that counts did the same work"
     return _REASONS.get(row["verdict"], "").format(baseline=baseline, pairs=row["speed_up_pairs"])
 
 
@@ -145,7 +139,7 @@ def _tabular(rows: pl.DataFrame) -> Rows:
 def _caption(runs: Runs, group: str, rows: pl.DataFrame) -> str:
     trained = facts(runs).filter("displayed", group=group)
     of = [*trained["device_name"].drop_nulls().unique(maintain_order=True), *frameworks(trained)]
-    over = text.listed(sorted({_baseline(row) for row in rows.iter_rows(named=True)}))
+    over = text.listed(sorted({in_words(row["baseline"]) for row in rows.iter_rows(named=True)}))
     marked = f"; {text.DISTURBED_MARK}: others disturbed these runs" if rows["disturbed"].any() else ""
     on = f" ({', '.join(of)})" if of else ""
     return f"{group}{on}: medians over the runs that count; speed-up over {over}, in brackets its 95 % interval{marked}"

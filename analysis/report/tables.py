@@ -14,7 +14,7 @@ from analysis import text
 from analysis.comparison.configurations import facts, summary
 from analysis.comparison.exclusions import Exclusion, describe
 from analysis.comparison.verdict import SpeedVerdict
-from analysis.comparison.work import BASELINES, PROGRAM
+from analysis.comparison.work import PROGRAM
 from analysis.metrics.columns import brief_columns
 from analysis.report.latex import MOST_ROWS, floats
 from analysis.runs.published import without_tokens
@@ -96,10 +96,6 @@ def is_disturbed(row: Mapping[str, Any]) -> bool:
     return bool(row.get("disturbed")) or row.get("exclusion") == Exclusion.DISTURBED.value
 
 
-_FRAMEWORKS = {strategy: framework for framework, strategy in BASELINES.items()}
-"""Strategy that is a baseline on one device → the framework whose strategies are compared with it."""
-
-
 def _plain(value: Any) -> str:
     return text.MISSING if value is None else str(value)
 
@@ -121,9 +117,8 @@ def _interval(*ends: float | None) -> str:
     return shown.replace("–", "\u2060–\u2060") if "(" in shown else shown  # breaks before its interval only
 
 
-def _verdict(value: str | None, pairs: int, strategy: str) -> str:
+def _verdict(value: str | None, pairs: int, framework: str) -> str:
     if value == SpeedVerdict.BASELINE:
-        framework = _FRAMEWORKS[strategy]
         return value if framework == "torch" else f"{value} of {framework}"
     if value == SpeedVerdict.TOO_FEW:
         return f"too\u00a0few\u00a0(n={pairs})"  # in one line: the column is narrow
@@ -173,7 +168,7 @@ def summary_table(runs: Runs) -> RichTable:
     shown = RichTable.grid()
     shown.title, shown.title_justify = Text(title, style="italic"), "left"
     shown.caption, shown.caption_justify = (
-        "medians over runs; speed-up over one device, in brackets its 95 % interval; "
+        "medians over runs; speed-up over the baseline, in brackets its 95 % interval; "
         "sent to other processes per step (by textbook), and peak memory: sums over all processes"
         + ("; nothing of runs with more devices than cores" if facts(runs)["oversubscribed"].any() else "")
         + (f"; {DISTURBED_MARK} others disturbed these runs" if rows["disturbed"].any() else ""),

@@ -11,20 +11,21 @@ import polars as pl
 
 from analysis import text
 from analysis.comparison.baseline import (
-    against_one_device,
     limited,
     refused,
+    reported_differences,
     speed_ups_and_repeats,
-    told_of_pairs,
+    stand_ins_in_words,
     without_baseline,
 )
+from analysis.comparison.campaign import campaign
 from analysis.comparison.configurations import counted, facts, summary, unreached
 from analysis.comparison.exclusions import Exclusion, describe, disturbed_lines, disturbed_times, folders_of, unchecked
 from analysis.comparison.issues import FLAGS, Blocker, Caveat
 from analysis.comparison.ratio import DECIDING_REPEATS, ENOUGH_REPEATS, FEWEST_REPEATS, WITH_STARTUP
 from analysis.comparison.run import environments_of
 from analysis.comparison.verdict import SpeedVerdict
-from analysis.comparison.work import BASELINE, BASELINES, IS_BASELINE, IS_PROGRAM
+from analysis.comparison.work import IS_PROGRAM, REFERENCE
 from analysis.runs.reader import format_skipped, once
 from parallelbench.errors import count_of
 from parallelbench.measure.environment_match import flatten, is_volatile
@@ -32,10 +33,11 @@ from parallelbench.measure.environment_match import flatten, is_volatile
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from analysis.comparison.baseline import Configuration
     from analysis.runs.reader import Runs
 
 
+_Key = tuple[str, str]
+"""Group and configuration."""
 _FLAGS = FLAGS | {
     "short": f"{FLAGS['short']}: they are not compared",
     "reset": "a counter restarted in some epochs, which have no energy",
@@ -59,6 +61,7 @@ _MOST_REASONS = 25
 def warnings(runs: Runs) -> list[str]:
     """Everything that limits the numbers, in one line each."""
     return [
+        *stand_ins_in_words(runs),
         *unreached(runs),
         *refused(runs),
         *_excluded(runs),
@@ -69,7 +72,7 @@ def warnings(runs: Runs) -> list[str]:
         *format_skipped(runs.skipped, root=runs.root),
         *([few.line] if (few := few_repeats(runs)) else []),
         *_by_chance(runs),
-        *_baselines(runs),
+        *without_baseline(runs),
         *_samples(runs),
         *_single_epoch(runs),
         *_resumed(runs),
@@ -116,8 +119,8 @@ def _packed(runs: Runs) -> list[str]:
 def _warmed(runs: Runs) -> list[str]:
     """The configurations whose speed-up with start-up is withheld, and how to measure it."""
     issues = {
-        key: issue
-        for key, pairing in against_one_device(runs).items()
+        (each.group, each.name): issue
+        for each, pairing in campaign(runs).others
         for issue in pairing.blockers(metric=WITH_STARTUP.metric)
         if issue.kind is Blocker.WARMED and pairing.speed_up()
     }
@@ -176,7 +179,7 @@ def _energies(runs: Runs) -> list[str]:
     """The configurations on GPUs without energy, where others have it, and the flags of energies."""
     known = pl.col("gpu_energy_per_epoch_j").is_not_null() | pl.col("energy_flags").is_not_null()
     rows = with_energy(summary(runs)).filter(known)
-    by_flag: dict[str, list[Configuration]] = defaultdict(list)
+    by_flag: dict[str, list[_Key]] = defaultdict(list)
     for *configuration, flags in rows.select(*_KEYS, "energy_flags").rows():
         for flag in (flags or "").split():
             by_flag[flag].append(tuple(configuration))
@@ -195,7 +198,7 @@ def _energies(runs: Runs) -> list[str]:
 _KEYS = ("group", "configuration")
 
 
-def _named(runs: Runs, found: Mapping[Configuration, str]) -> list[str]:
+def _named(runs: Runs, found: Mapping[_Key, str]) -> list[str]:
     """Each configuration by name, with what is said of it; where there are several works, with those that are meant,
     of more than two the first.
     """
@@ -210,7 +213,7 @@ def _named(runs: Runs, found: Mapping[Configuration, str]) -> list[str]:
 def _throttled(runs: Runs) -> list[str]:
     """The runs whose GPUs were slowed down, and the cause."""
     rows = counted(runs).drop_nulls("steady_gpu_throttle_reasons").select(*_KEYS, "steady_gpu_throttle_reasons").rows()
-    by_cause: dict[str, Counter[Configuration]] = defaultdict(Counter)
+    by_cause: dict[str, Counter[_Key]] = defaultdict(Counter)
     for group, configuration, reasons in rows:
         for bit, by in _SLOWED.items():
             if reasons & bit:
@@ -219,19 +222,6 @@ def _throttled(runs: Runs) -> list[str]:
         f"Clocks were lowered by {by} while these trained, which made their times longer: "
         f"{text.listed(_named(runs, {key: count_of(count, 'repeat') for key, count in slowed.items()}))}."
         for by, slowed in by_cause.items()
-    ]
-
-
-def _baselines(runs: Runs) -> list[str]:
-    rows = counted(runs).with_columns(pl.col("framework").fill_null("torch"))
-    without: dict[str, list[str]] = defaultdict(list)
-    of_works = rows.group_by("group", "framework", maintain_order=True).agg(IS_BASELINE.any().alias("known"))
-    for group, framework, _ in of_works.filter(~pl.col("known")).rows():
-        without[framework].append(group)
-    return without_baseline(runs) + [
-        f"No speed-up for {text.listed(groups, sep='; ')}{'' if framework == 'torch' else f' in {framework}'}: no "
-        f"counted run of strategy={BASELINES.get(framework, BASELINE[0])} devices=1 did the same work."
-        for framework, groups in without.items()
     ]
 
 
@@ -283,7 +273,7 @@ def _parity_off(runs: Runs) -> list[str]:
 def parity_off(runs: Runs) -> list[str]:
     """The configurations of which parity was not checked as that was switched off."""
     off, _ = _without_check(runs)
-    every = counted(runs).filter(pl.col("strategy") != BASELINE[0]).select(_KEYS).n_unique()
+    every = counted(runs).filter(pl.col("strategy") != REFERENCE).select(_KEYS).n_unique()
     return ["all configurations"] if len(off) == every > 1 else _named(runs, off)
 
 
@@ -293,9 +283,9 @@ def parity_never(runs: Runs) -> list[str]:
 
 
 @once
-def _without_check(runs: Runs) -> tuple[dict[Configuration, str], dict[Configuration, str]]:
+def _without_check(runs: Runs) -> tuple[dict[_Key, str], dict[_Key, str]]:
     """The configurations without a parity check: as it was switched off, and as one device does not do the same."""
-    is_asked = (pl.col("strategy") != BASELINE[0]) & ~IS_PROGRAM
+    is_asked = (pl.col("strategy") != REFERENCE) & ~IS_PROGRAM
     unchecked = counted(runs).filter(is_asked & pl.col("parity_passed").is_null())
     rows = unchecked.select(*_KEYS, "config_json").rows()
     off = {(group, name): "" for group, name, config in rows if not json.loads(config)["measure"]["parity"]}
@@ -331,7 +321,7 @@ def _shared(runs: Runs) -> list[str]:
 
 
 def _environments(runs: Runs) -> list[str]:
-    entries, told = environment(runs), told_of_pairs(runs)
+    entries, told = environment(runs), reported_differences(runs)
     lines = [
         f"Not all counted runs have the same {key}: {text.listed(sorted(values))}."
         for key, values in entries.items()

@@ -81,6 +81,8 @@ class Runs:
     target: float | None = None
     """The test accuracy that times and energies to an accuracy are told for; None: each group's own
     (`analysis.metrics.accuracy_target`)."""
+    baseline: str | None = None
+    """The configuration that others are compared with, e.g. "fsdp × 4"; None: the sweep's own, or the default."""
     plugin: str | None = None
     """The package, besides the suite's own, whose classes the runs may name."""
     derived: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)

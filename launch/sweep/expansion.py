@@ -126,7 +126,9 @@ def _ordered(sweep: Sweep, composer: _Composer, points: list[Point], tell: Tell)
     planned: dict[tuple[str, bool], PlannedRun] = {}
     fitting = _Fitting(sweep, composer.extension.plugin)
     sources, refused = Sources(composer.extension), Refusals()
-    for point in points:
+    places: dict[str, int] = {}
+    for place, point in enumerate(points):
+        places.setdefault(_without_repeat(point), place)
         composer.ready(point)  # before the runs are looked at: what can't be composed refuses all alike
     for of_round in _rounds(sweep, composer, points):
         for point, repeat in of_round:
@@ -137,6 +139,8 @@ def _ordered(sweep: Sweep, composer: _Composer, points: list[Point], tell: Tell)
                 if (run := fitting.run(plain, point)) is None:
                     continue
                 run = sources.given_to(run)
+                place = places[_without_repeat(point)]
+                run = msgspec.structs.replace(run, sweep_place=place, sweep_baseline=sweep.baseline)
                 _check_setup(run, composer.extension)
                 overrides = [*composer.fixed, *_as_overrides(point, plain["repeat"])]
                 same = planned.setdefault((run_id(run), tune), PlannedRun(run, overrides, tune))
@@ -147,6 +151,10 @@ def _ordered(sweep: Sweep, composer: _Composer, points: list[Point], tell: Tell)
     for line in fitting.lines():
         tell(line)
     return list(planned.values())
+
+
+def _without_repeat(point: Point) -> str:
+    return str({key: value for key, value in point.items() if key != "repeat"})
 
 
 def _rounds(sweep: Sweep, composer: _Composer, points: list[Point]) -> Iterator[list[tuple[Point, int]]]:
@@ -166,8 +174,8 @@ def _rounds(sweep: Sweep, composer: _Composer, points: list[Point]) -> Iterator[
         rounds[repeat + (first if isinstance(first, int) else 0)].append((point, repeat))
     for number, order in sorted(rounds.items()):
         pair, is_second = divmod(number, 2)
-        configurations = [{key: value for key, value in point.items() if key != "repeat"} for point, _ in order]
-        random.Random(f"{sweep.name} {pair} {configurations}").shuffle(order)
+        configurations = ", ".join(_without_repeat(point) for point, _ in order)
+        random.Random(f"{sweep.name} {pair} [{configurations}]").shuffle(order)
         yield order[::-1] if is_second else order
 
 

@@ -163,6 +163,7 @@ VERBS = {
             "the test accuracy, e.g. 0.95, that times and energies to an accuracy are told for",
             type=_accuracy,
         ),
+        _value("--baseline", "NAME", 'the configuration that the others are compared with, e.g. "fsdp x 4"'),
         _value("--figure", "NAME", "only this figure, as PDF, SVG and PNG for a paper"),
         _value("--panel", "WORDS", "only its panels whose headings hold these words"),
         Argument("--width", type=int, choices=(85, 175), help="its width in mm: a column (85), or both (175)"),

@@ -22,6 +22,7 @@ def report(
     *,
     out: str | None,
     target: float | None,
+    baseline: str | None = None,
     figure: str | None = None,
     panel: str | None = None,
     width: int | None = None,
@@ -37,7 +38,8 @@ def report(
     write the page for an allocation.
     """
     from analysis import format_exclusions, load, summary_table
-    from analysis.comparison.baseline import refused
+    from analysis.comparison.baseline import refused, stand_ins_in_words
+    from analysis.comparison.campaign import campaign, require_baseline
     from analysis.comparison.configurations import unreached
     from analysis.metrics.runs import require_accuracy
     from analysis.report.answers import findings, next_steps
@@ -58,7 +60,9 @@ def report(
         raise ConfigError(f"--proposal and --figure {figure} are two documents: leave out one of the two")
     if proposal and sentence:
         raise ConfigError("--proposal writes a page and --sentence prints: leave out one of the two")
-    runs = replace(load(existing(folder), plugin=extension.plugin), target=target)
+    runs = replace(load(existing(folder), plugin=extension.plugin), target=target, baseline=baseline)
+    if baseline is not None:
+        require_baseline(campaign(runs), baseline)
     if proposal:
         from analysis.report.proposal import write_proposal
 
@@ -71,7 +75,7 @@ def report(
     if figure is not None:
         return _paper(runs, figure, panel=panel, width_mm=width, out=out)
     page = write_report_of(runs, out)
-    for line in filter(None, (*findings(runs), at_a_glance(judged(runs)))):
+    for line in filter(None, (*stand_ins_in_words(runs), *findings(runs), at_a_glance(judged(runs)))):
         console().print(line, markup=False, highlight=False)
     console().print()
     console().print(summary_table(runs))

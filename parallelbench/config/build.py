@@ -190,8 +190,9 @@ def whole_mapping(run: RunConfig) -> dict[str, Any]:
     plain: dict[str, Any] = msgspec.to_builtins(run)
     sources = plain.pop(PLUGIN_SOURCES)
     brought = run.strategy.brings(run.model.name)
-    if not plain["same_plugin"]:
-        del plain["same_plugin"]
+    for key in ("same_plugin", "sweep_place", "sweep_baseline"):
+        if not plain[key]:
+            del plain[key]
     for key in [*COMPONENTS, *([] if isinstance(run.launcher, SuiteLauncher) else ["launcher"])]:
         cls = type(getattr(run, key))
         plain[key] = {"_target_": f"{cls.__module__}.{cls.__qualname__}", **plain[key]}
@@ -260,6 +261,7 @@ def from_mapping(plain: Mapping[str, Any], plugin: str | None = None) -> RunConf
     """
     rest = dict(plain)
     sweep_name = rest.pop("sweep_name", "adhoc")
+    place, baseline = rest.pop("sweep_place", 0), rest.pop("sweep_baseline", None)
     rest.pop("tune", None)  # for planning only
     same_plugin = structure(rest.pop("same_plugin", ""), str, "same_plugin")
     refused, of_strategy, parts = Refusals(), Refusals(), dict[str, Any]()
@@ -285,6 +287,8 @@ def from_mapping(plain: Mapping[str, Any], plugin: str | None = None) -> RunConf
         parts |= _settings(rest)
     with refused:
         parts["sweep_name"] = structure(sweep_name, Name, "sweep_name")
+        parts["sweep_place"] = structure(place, int, "sweep_place")
+        parts["sweep_baseline"] = structure(baseline, str | None, "sweep_baseline")
     refused.raise_any()
     sources = next((node[PLUGIN_SOURCES] for node in nodes.values() if PLUGIN_SOURCES in node), "")
     return RunConfig(

@@ -18,6 +18,8 @@ CONFIGURATION_VERSION = 3
 
 PLACES = ("results", "launcher", "site", "sweep_name")
 """Keys that say where a run takes place, and where its result is kept: what is measured is the same everywhere."""
+OF_SWEEP = ("sweep_place", "sweep_baseline")
+"""Keys that say what reports make of a run."""
 
 
 _FIRST_NAMES = {today: first for first, today in MOVED.items()}
@@ -33,6 +35,8 @@ def run_id(run: RunConfig) -> str:
     identity = to_mapping(run)
     for key in PLACES:
         del identity[key]
+    for key in OF_SWEEP:
+        identity.pop(key, None)
     for key in COMPONENTS:
         if key in identity:
             identity[key] = by_first_name(identity[key])

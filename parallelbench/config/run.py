@@ -109,6 +109,9 @@ class Sweep(Node, frozen=True, kw_only=True):
     unfit: Literal["refused", "left_out"] = "refused"
     """What becomes of configurations that are refused: refused: so is the sweep as a whole. left_out: each is left out,
     with a line that says why."""
+    baseline: Annotated[str, Meta(min_length=1)] | None = None
+    """The configuration that reports compare the others with, as they call it, e.g. "fsdp × 4" or "fsdp x 4". null: one
+    device where it counts, else the first one on the fewest devices. `report --baseline` takes another one."""
 
 
 class Settings(Node, frozen=True, kw_only=True):
@@ -175,6 +178,10 @@ class RunConfig(Settings, frozen=True, kw_only=True):
     launcher: LauncherOptions
     sweep_name: Name = "adhoc"
     """The sweep it belongs to: the name of the folder above the run folder."""
+    sweep_place: Annotated[int, Meta(ge=0)] = 0
+    """The place of its configuration in the sweep's file, by which reports choose among equals."""
+    sweep_baseline: str | None = None
+    """`sweep.baseline`."""
     plugin_sources: str = ""
     """Whose sources train, as `package@hash`: a part of the run id. Empty: the suite's alone, or not recorded."""
     same_plugin: str = ""

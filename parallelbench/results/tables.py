@@ -73,7 +73,7 @@ RUN = table_of(
     text("model", "configuration: model"),
     text("data", "configuration: data", null=_PROGRAM),
     text("strategy", "configuration: strategy", repeats=Over.SAME),
-    text("framework", "what trained: torch, tensorflow, or a program of the user's own"),
+    text("framework", "what trained: torch, tensorflow, or a program of the user's own", repeats=Over.SAME),
     text("optimizer", "configuration: optimizer", null=_PROGRAM),
     text("loader", "configuration: loader", null=_PROGRAM),
     count("devices", "devices over all nodes", repeats=Over.SAME),

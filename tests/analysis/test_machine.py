@@ -12,7 +12,7 @@ import pytest
 
 from analysis import UnlikeWork, by, compare, excluded, load
 from analysis.claims import judge
-from analysis.comparison.baseline import against_one_device
+from analysis.comparison.campaign import campaign
 from analysis.comparison.configurations import summary
 from analysis.comparison.exclusions import format_exclusions
 from analysis.comparison.pairing import one_after_the_other
@@ -322,7 +322,8 @@ def test_an_interrupted_run_belongs_to_the_submit_that_measured_most_of_it(
     ids = set(runs.run.filter(interrupted)["run_id"])
     assert {sessions_of(runs)[run_id] for run_id in ids} == {session}
     assert {name for run_id, name in sessions_of(runs).items() if run_id not in ids} == {"Friday's"}
-    pools = against_one_device(runs)["digits · cnn_small", "ddp × 2"].pools
+    ((_, pairing),) = campaign(runs).others
+    pools = pairing.pools
     assert len(set(pools)) == (5 if session == "Monday's" else 6), "what changed until Friday is in both ratios"
 
 
@@ -465,7 +466,7 @@ def test_times_of_disturbed_epochs_decide_nothing(usual: Runs, epochs: set[int],
     assert not judge(busy, claim(metric=metric), seed="0").cases
     assert any("shown, but not compared" in line for line in format_exclusions(busy))
     assert judge(busy, claim(metric="steady_epoch_time_s"), seed="0").cases
-    (pairing,) = (found for (_, name), found in against_one_device(cold(busy)).items() if name == "ddp × 2")
+    ((_, pairing),) = campaign(cold(busy)).others
     of_whole = metric == "total_training_time_s"
     assert (pairing.speed_up(with_startup=True) is None) == of_whole
     assert pairing.speed_up() is not None

@@ -399,5 +399,5 @@ def test_the_target_is_the_highest_step_that_most_runs_of_each_configuration_rea
 
 def test_efficiency_is_the_speed_up_per_device() -> None:
     # t_1 = 100 s, t_2 = 71.8 s: 100 ÷ (2·71.8)
-    assert efficiency(100 / 71.8, devices=2) == pytest.approx(0.6964, abs=1e-4)
-    assert efficiency(None, devices=2) is None
+    assert efficiency(100 / 71.8, times_devices=2) == pytest.approx(0.6964, abs=1e-4)
+    assert efficiency(None, times_devices=2) is None

@@ -457,9 +457,9 @@ def test_flagged_energies_are_not_in_the_headline(usual: Runs) -> None:
     assert not any(" J with " in line for line in answers.headline(gpus))
 
 
-def test_energies_without_one_device_to_compare_with_are_not_said_to_be_unmeasured(tmp_path: Path) -> None:
-    for batch_size, strategy in itertools.product((64, 128), ("ddp", "fsdp")):
-        published(config(tmp_path, strategy=strategy, devices=2, batch_size=batch_size))
+def test_energies_without_a_baseline_are_not_said_to_be_unmeasured(tmp_path: Path) -> None:
+    for batch_size in (64, 128):
+        published(config(tmp_path, strategy="ddp", devices=2, batch_size=batch_size))
     runs = altered(load(tmp_path), "epochs", gpu_energy_j=pl.lit(300.0))
     runs = altered(runs, "run", device_type=pl.lit("cuda"))
     assert summary(runs)["gpu_energy_per_sample_j"].null_count() == 0

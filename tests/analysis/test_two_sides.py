@@ -70,8 +70,8 @@ def test_two_folders_are_compared_configuration_by_configuration_and_repeat_by_r
         commit="456def",
     )
     found = compare(a, b)
-    assert [row.configuration for row in found.rows] == ["ddp × 2", "single × 1"]
-    ddp, single = found.rows
+    assert [row.configuration for row in found.rows] == ["single × 1", "ddp × 2"]
+    single, ddp = found.rows
     assert ddp.time is not None
     assert [value for _, value in ddp.time.pairs] == pytest.approx([1.1, 7.33 / 6.6, 7.85 / 7.2, 1.1])
     assert (ddp.verdict, single.verdict) == ("slower", "equal within 5 %")
@@ -83,10 +83,10 @@ def test_two_folders_are_compared_configuration_by_configuration_and_repeat_by_r
     assert len(found.notes) == 1, "in turn"
     assert (ddp.further_repeats, single.further_repeats) == (None, None), "both are decided"
     time = found.frame.filter(pl.col("metric") == "steady_epoch_time_s")
-    assert time["configuration"].to_list() == ["ddp × 2", "single × 1", "all configurations"]
-    assert time["verdict"].to_list()[:2] == ["slower", "equal within 5 %"]
+    assert time["configuration"].to_list() == ["single × 1", "ddp × 2", "all configurations"]
+    assert time["verdict"].to_list()[:2] == ["equal within 5 %", "slower"]
     throughput = found.frame.filter(pl.col("metric") == "throughput_samples_per_s")["ratio"]
-    assert throughput[0] == pytest.approx(1 / ddp.time.median)
+    assert throughput[1] == pytest.approx(1 / ddp.time.median)
     energy = found.frame.filter(pl.col("metric") == "gpu_energy_per_sample_j")
     assert energy.select("a", "b", "ratio", "verdict").rows() == [(None,) * 4] * 2, "not measured is null"
 
@@ -264,9 +264,9 @@ def test_memory_of_processes_is_not_divided_by_that_of_tensors(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("factor", "code", "message"),
     [
-        (1.10, 1, "FAIL: slower by more than 3 %: ddp × 2 by 10 % (at least "),
-        (1.04, 2, "UNDECIDED: ddp × 2 may be slower by up to 5."),
-        (1.02, 2, "UNDECIDED: ddp × 2 may be slower by up to 3."),
+        (1.10, 1, "FAIL: slower by more than 3 %: single × 1 by 10 % (at least "),
+        (1.04, 2, "UNDECIDED: single × 1 may be slower by up to 5."),
+        (1.02, 2, "UNDECIDED: single × 1 may be slower by up to 3."),
         (1.00, 0, "PASS: nothing is slower by more than 3 % with confidence: at most 1."),
         (0.80, 0, "PASS: nothing is slower by more than 3 % with confidence: all are faster, by 18."),
     ],
@@ -337,7 +337,7 @@ def test_what_limits_one_row_names_it(tmp_path: Path) -> None:
     sweep(tmp_path / "b", {"ddp": BEFORE["ddp"]}, at=BETWEEN)
     sweep(tmp_path / "b", {"single": BEFORE["single"]}, at=1.8e9)
     found = compare(load(tmp_path / "a"), load(tmp_path / "b"))
-    assert [row.verdict for row in found.rows] == ["equal within 5 %", "not interleaved"]
+    assert [row.verdict for row in found.rows] == ["not interleaved", "equal within 5 %"]
     assert any(note.startswith("single × 1: The two sides were measured apart") for note in found.notes)
 
 
@@ -387,7 +387,7 @@ def test_what_can_not_be_judged_does_not_pass(tmp_path: Path) -> None:
     one = compare(a, sweep(tmp_path / "b", {"single": [10.0], "ddp": [6.0]}, at=BETWEEN))
     judged = gate.gate(one, margin=0.03)
     assert judged.code == 2
-    assert judged.message.startswith("UNDECIDED: ddp × 2: too few repeats: n=1; single × 1: too few repeats: n=1; ")
+    assert judged.message.startswith("UNDECIDED: single × 1: too few repeats: n=1; ddp × 2: too few repeats: n=1; ")
     assert judged.message.endswith(" Add 3 repeats per side, in turn; and measure the missing runs, then compare")
     lacking = compare(a, sweep(tmp_path / "c", {"ddp": BEFORE["ddp"]}, at=BETWEEN))
     assert gate.gate(lacking, margin=0.03)[:2] == (

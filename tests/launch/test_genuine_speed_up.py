@@ -11,7 +11,8 @@ import analysis.metrics.disturbance
 from analysis import by, load, summary
 from analysis.claims import judge
 from analysis.comparison import issues
-from analysis.comparison.baseline import against_one_device, refused
+from analysis.comparison.baseline import refused
+from analysis.comparison.campaign import campaign
 from analysis.comparison.verdict import SpeedVerdict
 from parallelbench.cli import main
 from tests.analysis.test_claims import claim
@@ -33,7 +34,7 @@ def test_one_sweep_has_one_speed_up_everywhere(
     assert code == 0, text
     runs = load(tmp_path)
     assert refused(runs) == []
-    assert [pairing.unlike_environments for pairing in against_one_device(runs).values()] == [{}, {}]
+    assert [pairing.unlike_environments for _, pairing in campaign(runs).others] == [{}, {}]
     one, two = summary(runs).to_dicts()
     assert (one["configuration"], two["configuration"]) == ("single × 1", "ddp × 2")
     assert (two["speed_up_pairs"], two["verdict"] == SpeedVerdict.NOT_COMPARABLE.value) == (2, False)

@@ -10,7 +10,8 @@ import polars as pl
 
 from analysis import text
 from analysis.claims.figures import is_reproduction
-from analysis.comparison.baseline import against_one_device, limited, refused
+from analysis.comparison.baseline import limited, refused
+from analysis.comparison.campaign import campaign
 from analysis.comparison.configurations import displayed
 from analysis.comparison.work import component_labels, groups_across, natural
 from analysis.figures.chart import (
@@ -20,7 +21,6 @@ from analysis.figures.chart import (
     NAMES,
     PANEL_WIDTH,
     Own,
-    baselines,
     panels,
     records,
     rests_on_disturbed,
@@ -113,7 +113,11 @@ def _draw(data: pl.DataFrame, runs: Runs) -> alt.FacetChart:
 
 def _finding(runs: Runs) -> str:
     """How fast each configuration trains, and what memory it takes, beside one device: its two extreme models."""
-    measured = _measured(runs).select("work", "group", "configuration", "model").unique(maintain_order=True)
+    measured = (
+        _measured(runs)
+        .select("work", "group", "configuration", "configuration_place", "model")
+        .unique(maintain_order=True)
+    )
     speeds = per_group(measured, partial(_speeds, runs), by="work")
     lines = [speeds, *refused(runs, brief=True), *limited(runs, brief=True)] if speeds else refused(runs, brief=True)
     return "\n".join(lines) or "No two runs that count differ in the model only, beside one device."
@@ -125,8 +129,7 @@ def _speeds(runs: Runs, rows: pl.DataFrame) -> str:
     for (configuration,), members in rows.group_by("configuration", maintain_order=True):
         speed = _against_one_device(runs, members)
         memory = _against_one_device(runs, members, "peak_memory_sum_bytes")
-        keys = members.select("group", "configuration").rows()
-        if speed and any(baselines(runs).get(key) != configuration for key in keys):
+        if speed:
             taking = f" and takes {_ends(memory)} times the memory" if memory else ""
             shown.append(f"{configuration} is {_ends(speed)} times as fast{taking}")
     return f"once warm, beside one device of its framework, {text.listed(shown, sep='; ')}" if shown else ""
@@ -134,12 +137,12 @@ def _speeds(runs: Runs, rows: pl.DataFrame) -> str:
 
 def _against_one_device(runs: Runs, rows: pl.DataFrame, metric: str | None = None) -> list[tuple[Ratio, str]]:
     """The paired ratio of the metric to one device's (None: the speed-up), and the model; in ascending order."""
-    pairings = against_one_device(runs)
-    of_models = [
-        (pairings[group, configuration], model)
-        for group, configuration, model in rows.select("group", "configuration", "model").rows()
-        if (group, configuration) in pairings
-    ]
+    found = campaign(runs)
+    pairs = (
+        (found.configurations[place], model) for place, model in rows.select("configuration_place", "model").rows()
+    )
+    beside = ((each, found.one_device_of(each), model) for each, model in pairs)
+    of_models = [(found.pair(one, each), model) for each, one, model in beside if one is not None and one is not each]
     ratios = [(pairing.speed_up() if metric is None else pairing.ratio(metric), model) for pairing, model in of_models]
     known = [(ratio, model) for ratio, model in ratios if ratio]
     return sorted(known, key=lambda pair: (pair[0].median, pair[1]))
