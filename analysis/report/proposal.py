@@ -617,7 +617,7 @@ def _chart(data: pl.DataFrame, runs: Runs, of_baseline: int | None) -> alt.HConc
         ("speed_up", "speed-up (×)", logarithmic),
         ("efficiency", "efficiency (%)", alt.Scale(zero=True, nice=True)),
     ):
-        ticks: dict[str, Any] = {"values": devices, "format": ",d"} if name == "speed_up" else {}
+        ticks: dict[str, Any] = {"values": ideal["speed_up"].to_list(), "format": "~r"} if name == "speed_up" else {}
         y = alt.Y(f"{name}:Q", title=title, scale=at, axis=alt.Axis(gridColor="#e6e6e6", **axis, **ticks))
         base = alt.Chart(data)
         known = base.transform_filter(f"isValid(datum.{name}_low)")
