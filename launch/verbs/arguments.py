@@ -84,7 +84,7 @@ sides measured apart, a configuration or repeat that only A has).
 """
 _HISTORY_EPILOG = """
 A point is one commit with all its repeats. Exit codes: 0 no change for the worse is shown; 1 one began with the last
-point, or with --since there or later; 2 the request is invalid.
+two submits, or with --since there or later; 2 the request is invalid.
 """
 _ADVISE_EPILOG = """
 Without --check: OVERRIDE says what is trained (model=… data=… batch_size=…), where (site=…) and on how many devices
@@ -223,7 +223,7 @@ VERBS = {
         _value(
             "--since",
             "COMMIT|DATE",
-            "fail if a change for the worse began there or later, not with the last point only",
+            "fail if a change for the worse began there or later, not with the last two submits only",
         ),
         _value("--csv", "FILE", "write the points as CSV, too"),
         _value("--figure", "FILE", "draw them as SVG or PDF, too"),

@@ -6,7 +6,7 @@ import html
 import math
 import re
 import statistics
-from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -133,24 +133,16 @@ def test_weak_and_strong_scaling_are_a_table_each_and_a_second_batch_is_left_out
 
 
 def test_many_configurations_leave_the_fastest_variants(tmp_path: Path) -> None:
-    ways = [
-        ("single", 1),
-        *((s, n) for s in ("ddp", "fsdp", "zero1", "ring_ddp", "zero2", "hsdp") for n in (2, 3, 4, 5)),
-    ]
-    slow = {"ddp": 1.0, "fsdp": 1.1, "zero1": 1.2, "ring_ddp": 1.3, "zero2": 1.4, "hsdp": 1.5}
-    usable = []
-    for strategy, devices in ways:
-        try:
-            run = config(tmp_path, strategy=strategy, devices=devices, batch_size=120)
-        except ConfigError:
-            continue
-        usable.append((strategy, devices))
-        published(run, steady(10.0 / devices * slow.get(strategy, 1.0)))
+    """One device and five ways on four counts of devices are 21 rows, of which one and four ways have room in 20."""
+    slower = {"ddp": 1.0, "fsdp": 1.1, "zero1": 1.2, "ring_ddp": 1.3, "data_parallel": 1.4}
+    published(config(tmp_path, batch_size=120), steady(10.0))
+    for (strategy, factor), devices in product(slower.items(), (2, 3, 4, 5)):
+        run = config(tmp_path, strategy=strategy, devices=devices, batch_size=120)
+        published(run, steady(10.0 / devices * factor))
     page = page_of(load(tmp_path))
-    rows = page.tables[0].rows
-    assert len(usable) > 20 >= len(rows)
-    assert {row[0] for row in rows} >= {"single", "ddp", "fsdp"}
-    assert int(told(page, "Left out").split()[0]) == len(usable) - len(rows)
+    assert {row[0] for row in page.tables[0].rows} == {"single", "ddp", "fsdp", "zero1", "ring_ddp"}
+    assert len(page.tables[0].rows) == 17
+    assert told(page, "Left out").startswith("4 configurations")
 
 
 @pytest.fixture(scope="module")
@@ -235,7 +227,7 @@ def test_the_command_prints_where_the_documents_are(nasty: Path, capsys: pytest.
 
 def test_disturbed_runs_are_marked(usual: Runs) -> None:
     lost = pl.when(IN_TWO & (pl.col("rank") == 0)).then(0.48 * pl.col("epoch_time_s")).otherwise(0.0)
-    page = page_of(replace(altered(usual, others_time_s=lost)))
+    page = page_of(altered(usual, others_time_s=lost))
     assert column(page, 0, "Repeats") == {"single 1": "6", "ddp 2": "6*"}
     assert "* Other programs disturbed" in page.tables[0].caption
     assert column(page, 0, "Speed-up")["ddp 2"] == "–"
