@@ -75,24 +75,26 @@ class _Fit(NamedTuple):
 def shifts(
     values: Sequence[float] | Array,
     *,
-    repeats: Sequence[Sequence[float]] | None = None,
+    repeats: Sequence[Sequence[float] | Array] | None = None,
     margins: Margins = (MARGIN, MARGIN),
     drifts: Sequence[float] = DRIFTS,
+    error: float = ERROR,
 ) -> list[Shift]:
     """The shifts of a series, in order. A p-value is the largest of all these drifts that the series itself allows,
     and of the permutation test of the points' `repeats`, whose medians the values are.
 
-    `margins`: fewest points before the first shift, and behind the last one.
+    `margins`: fewest points before the first shift, and behind the last one. `error`: how often a series without any
+    may show one.
     """
     series = np.asarray(values, dtype=np.float64)
     if len(series) < FEWEST_POINTS or np.ptp(series) <= 1e-9 * max(1.0, float(np.abs(series).max())):
         return []
     places: tuple[int, ...] = ()
     found: dict[int, _Fit] = {}
-    while (fit := _worst_case(series, places, margins, drifts)) is not None and fit.p <= ERROR:
+    while (fit := _worst_case(series, places, margins, drifts)) is not None and fit.p <= error:
         if repeats is not None:
             fit = fit._replace(p=max(fit.p, _permuted(series, repeats, places, margins)))
-            if fit.p > ERROR:
+            if fit.p > error:
                 break
         found[fit.at] = fit
         places = tuple(sorted((*places, fit.at)))
@@ -104,7 +106,12 @@ def shifts(
 
 
 def smallest_seen_last(
-    values: Sequence[float], *, upwards: bool, repeats: Sequence[Sequence[float]] | None = None, margins: Margins
+    values: Sequence[float],
+    *,
+    upwards: bool,
+    repeats: Sequence[Sequence[float] | Array] | None = None,
+    margins: Margins,
+    error: float = ERROR,
 ) -> float | None:
     """The smallest shift of the last points, as many as `margins` asks for, that would be found, were the series as it
     is before them; None: none.
@@ -119,7 +126,7 @@ def smallest_seen_last(
         if repeats is not None:
             last = zip(values[len(before) :], repeats[len(before) :], strict=True)
             moved = [*repeats[: len(before)], *([each - value + level for each in of] for value, of in last)]
-        found = shifts([*before, *[level] * margins[1]], repeats=moved, margins=margins)
+        found = shifts([*before, *[level] * margins[1]], repeats=moved, margins=margins, error=error)
         return bool(found) and found[-1].at == len(before)
 
     low, high = 0.0, math.log(10.0)
@@ -159,7 +166,9 @@ def _p(share: float, null: Array) -> float:
     return (1 + as_large) / (1 + len(null))
 
 
-def _permuted(series: Array, repeats: Sequence[Sequence[float]], places: tuple[int, ...], margins: Margins) -> float:
+def _permuted(
+    series: Array, repeats: Sequence[Sequence[float] | Array], places: tuple[int, ...], margins: Margins
+) -> float:
     """The p-value of the best further shift if repeats between known shifts came in any order."""
     model = _model(len(series), 0.0, places, margins)
     rng = np.random.default_rng(0)

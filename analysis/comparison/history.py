@@ -181,7 +181,7 @@ class Series:
     points: tuple[Point, ...]
     changes: tuple[Change, ...]
     seen: float | None
-    """The smallest ratio by which the last `behind` points would have to be worse to be a change; None: none would do."""
+    """The smallest ratio by which the last `behind` points would have to be worse to be a change; None: none would."""
     behind: int
     """Fewest points behind a change, the first changed one included: those of the last two submits."""
 
@@ -232,6 +232,8 @@ def history(
     if not known_runs:
         raise ConfigError(f"--metric {metric}: no run that counts has it; it is null where {_null(known[metric])}")
     believed, unbelieved = _believed(known_runs, metric)
+    if lacking := len(chosen) - len(known_runs):
+        unbelieved.append(f"{count_of(lacking, 'run')} without it: {_null(known[metric])}, or others disturbed it.")
     if not believed:
         raise ConfigError(f"--metric {metric}: {unbelieved[0]}")
     series = _series(believed, known[metric])
@@ -481,7 +483,9 @@ def _series(runs: Sequence[ComparedRun], metric: Metric) -> list[Series]:
     for kind in kinds:
         unlike = _unlike(kinds[0][0], kind[0], metric.column.name)
         series += [(points, unlike | slower) for points, slower in _equally_fast(_points(kind, metric.column.name))]
-    return [_judged(points, unlike, metric) for points, unlike in series]
+    judged = sum(len(points) >= FEWEST_POINTS for points, _ in series)
+    # As with every family of verdicts: any of them is wrong as rarely as one would be.
+    return [_judged(points, unlike, metric, error=ERROR / max(judged, 1)) for points, unlike in series]
 
 
 def _unlike(one: ComparedRun, other: ComparedRun, metric: str) -> Differences:
@@ -572,18 +576,18 @@ FEWEST_SUBMITS = 2
 """Of each side of a change."""
 
 
-def _judged(points: Sequence[Point], unlike: Differences, metric: Metric) -> Series:
+def _judged(points: Sequence[Point], unlike: Differences, metric: Metric, *, error: float) -> Series:
     before = max(0, len(points) - MOST_POINTS)
     levels = [math.log(point.median) for point in points[before:]]
     changes = []
     margins = margins_of(points[before:])
     repeats = [[math.log(value) for value in point.values] for point in points[before:]]
-    for shift in shifts(levels, repeats=repeats, margins=margins):
+    for shift in shifts(levels, repeats=repeats, margins=margins, error=error):
         is_worse = (shift.size > 0) == metric.more_is_worse
         ratio, low, high = (math.exp(min(end, _LARGEST)) for end in (shift.size, shift.low, shift.high))
         changes.append(Change(before + shift.at, ratio, low, high, p=shift.p, is_worse=is_worse))
     sign = 1 if metric.more_is_worse else -1
-    seen = smallest_seen_last(levels, upwards=metric.more_is_worse, repeats=repeats, margins=margins)
+    seen = smallest_seen_last(levels, upwards=metric.more_is_worse, repeats=repeats, margins=margins, error=error)
     first = points[0].runs[0].definition
     return Series(
         machine=str(first.get("device_name") or first.get("device_type") or "unknown"),

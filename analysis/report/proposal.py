@@ -354,9 +354,9 @@ def _resources_table(
     """Wall time, device-hours, memory, MFU and energy; and the names of what nothing is known of."""
     on_gpus = any("device" in rows["memory_kind"].to_list() for _, rows in groups)
     memory = "Memory per device (GiB)" if on_gpus else "Memory per process (GiB)"
-    head = ("Scaling", "Configuration", "Devices", f"Wall time, {asked} (h)", f"Device-hours, {asked}", memory, "MFU",
+    head: tuple[str, ...] = ("Scaling", "Configuration", "Devices", f"Wall time, {asked} (h)", f"Device-hours, {asked}", memory, "MFU",
             "GPU energy (J per sample)")  # fmt: skip
-    shown = []
+    shown: list[tuple[str, ...]] = []
     for scaling, rows in groups:
         for row in rows.to_dicts():
             wall, hours = _costs(members, row, asked)
@@ -419,9 +419,8 @@ def _method(runs: Runs, rows: pl.DataFrame, *, of_programs: bool, left: int) -> 
     yield "Software", text.listed(_software(counted), most=12)
     yield "Sources", text.listed(_sources(counted), most=4)
     yield "Measured", _dates(runs)
-    repeats = counted.group_by("group", "configuration").len()["len"]
-    fewest, most = int(repeats.min() or 0), int(repeats.max() or 0)  # type: ignore[call-overload]
-    spread = str(fewest) if fewest == most else f"{fewest} to {most}"
+    repeats = sorted(set(counted.group_by("group", "configuration").len()["len"].to_list()))
+    spread = str(repeats[0]) if len(repeats) == 1 else f"{repeats[0]} to {repeats[-1]}"
     gone = Counter(known["exclusion"].drop_nulls())
     why = ", ".join(f"{count} {reason}" for reason, count in sorted(gone.items()))
     yield (

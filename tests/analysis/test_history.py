@@ -138,8 +138,9 @@ def test_few_points_have_no_change(tmp_path: Path) -> None:
 
 def test_unlike_environments_are_series_of_their_own(tmp_path: Path) -> None:
     folders = written(tmp_path, times({}))
+    of: dict[str, Any] = {"packages.torch": "2.16.0"}
     for number in (12, 13):
-        add(tmp_path, number, 20.0, **{"packages.torch": "2.16.0"})
+        add(tmp_path, number, 20.0, **of)
     found = followed([*folders, tmp_path / "c12", tmp_path / "c13"])
     assert [len(series.points) for series in found.series] == [12, 2]
     assert "2.15.0 and 2.16.0" in found.series[1].unlike_first
@@ -154,6 +155,30 @@ def test_unlike_environments_within_a_commit_are_apart(tmp_path: Path) -> None:
         published(config(tmp_path, repeat=repeat), steady(10.0 + repeat, environment=of))
     found = followed([tmp_path])
     assert [[point.values for point in series.points] for series in found.series] == [[(10.0, 11.0)], [(12.0,)]]
+
+
+def test_series_that_are_judged_together_share_the_error(slower: list[Path], tmp_path: Path) -> None:
+    """A second kind of machine halves the error of each, so a change must be larger to be seen."""
+    (alone,) = followed(slower).series
+    of: dict[str, Any] = {"packages.torch": "2.16.0"}
+    for number in range(12):
+        add(tmp_path, number, times({})[number] * 2, later_s=600.0, **of)
+    both = followed([*slower, *(tmp_path / f"c{number}" for number in range(12))]).series
+    assert [len(series.points) for series in both] == [12, 12]
+    assert [len(series.changes) for series in both] == [1, 0]
+    assert both[0].seen is not None
+    assert alone.seen is not None
+    assert both[0].seen > alone.seen
+
+
+def test_runs_without_the_metric_are_counted(tmp_path: Path) -> None:
+    add(tmp_path, 0, 10.0)
+    of = environment(**{"git.commit": commit(1)})
+    published(
+        config(tmp_path / "c1", sweep_name="ci", repeat=7), steady(10.0, environment=of, startup={"startup_s": None})
+    )
+    found = followed([tmp_path / "c0", tmp_path / "c1"], "startup_without_parity_s")
+    assert any(note.startswith("1 run without it") for note in found.notes)
 
 
 def test_a_machine_of_another_speed_is_a_series_of_its_own(tmp_path: Path) -> None:

@@ -56,8 +56,8 @@ def shown(values: list[float]) -> str:
 
 
 def test_hours_are_start_up_the_first_epoch_and_the_others_at_the_steady_rate(usual: Runs) -> None:
-    """By hand: 2.4 s to the end of the first step, which takes 0.2 s and is in the first epoch, of 20 s; 9 further ones.
-    The parity check of two devices, of 0.6 s, is in no hour.
+    """By hand: 2.4 s to the end of the first step, which takes 0.2 s and is in the first epoch, of 20 s; 9 further
+    epochs. The parity check of two devices, of 0.6 s, is in no hour.
     """
     page = page_of(usual, epochs=10)
     one = [(2.4 - 0.2 + 20 + 9 * time_s) / 3600 for time_s in SINGLE_S]
@@ -97,8 +97,13 @@ def test_a_start_up_that_nobody_measured_is_left_out_and_named(usual: Runs) -> N
 
 def test_sides_that_were_measured_apart_have_no_interval_and_the_page_says_so(usual: Runs) -> None:
     by = pl.when(IN_TWO).then(1e7).otherwise(0.0)
-    moved = {name: pl.col(name) + by for name in ("training_started_at", "training_ended_at")}
-    page = page_of(altered(usual, **moved))
+    page = page_of(
+        altered(
+            usual,
+            training_started_at=pl.col("training_started_at") + by,
+            training_ended_at=pl.col("training_ended_at") + by,
+        )
+    )
     assert column(page, 0, "Speed-up")["ddp 2"] == "1.60"
     assert "1 configuration of 1 not measured in turn" in told(page, "Repeats")
 
