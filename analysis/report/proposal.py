@@ -354,8 +354,10 @@ def _resources_table(
     """Wall time, device-hours, memory, MFU and energy; and the names of what nothing is known of."""
     on_gpus = any("device" in rows["memory_kind"].to_list() for _, rows in groups)
     memory = "Memory per device (GiB)" if on_gpus else "Memory per process (GiB)"
-    head: tuple[str, ...] = ("Scaling", "Configuration", "Devices", f"Wall time, {asked} (h)", f"Device-hours, {asked}", memory, "MFU",
-            "GPU energy (J per sample)")  # fmt: skip
+    head: tuple[str, ...] = (
+        *("Scaling", "Configuration", "Devices", f"Wall time, {asked} (h)", f"Device-hours, {asked}", memory, "MFU"),
+        "GPU energy (J per sample)",
+    )
     shown: list[tuple[str, ...]] = []
     for scaling, rows in groups:
         for row in rows.to_dicts():
