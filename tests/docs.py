@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from analysis.claims import publications
+from analysis.comparison.history import metrics
 from analysis.metrics.columns import (
     PER_CONFIGURATION,
     PER_FACT,
@@ -316,13 +317,14 @@ parallelbench submit sweep=demo device=cuda launcher=slurm site=asu_sol  # one S
 parallelbench report results/demo --figure scaling --width 85 # one figure for a paper, as PDF, SVG and PNG
 parallelbench compare results/before results/after --fail-if-slower 3%  # a gate for continuous integration
 parallelbench compare results/demo --by strategy=ddp,model_parallel     # two values of a key
+parallelbench history results --where strategy=ddp --since 2026-11-01   # where did it become slower?
 parallelbench advise model=cnn_large data=synthetic devices=1,2         # which strategy, and what to measure next
 parallelbench bundle results/demo                             # one archive for a publication
 ```
 
 **Exit codes**: 0 success; 1 a run failed (also under `status --watch` and `logs --follow`), `compare --fail-if-slower`
-found a configuration slower, something in `rerun` does not agree, or `prune` could not remove all; 2 the request is
-invalid, or can't be judged; 130 interrupted; 141 the reader of its output is gone.
+found a configuration slower, `history` a metric worse, something in `rerun` does not agree, or `prune` could not remove
+all; 2 the request is invalid, or can't be judged; 130 interrupted; 141 the reader of its output is gone.
 
 **In Python**: `from analysis import load; load("results/demo").epochs`.
 
@@ -391,6 +393,7 @@ def known_words() -> str:
     words = {
         "OUTCOME,…": [*(name for name in OUTCOMES if name != "ok"), DISTURBED],
         "CLAIM": sorted(claim.name for publication in publications() for claim in publication.claims),
+        "METRIC": sorted(metrics()),
     }
     parts = [f'"chosen": {json.dumps(chosen_by_default())}']
     parts += [f'"{name}": {{\n{_json_lines(of)}\n}}' for name, of in (("keys", lines), ("words", words))]

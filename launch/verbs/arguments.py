@@ -65,19 +65,26 @@ def _positive(what: str, number: Callable[[str], float] = float) -> Callable[[st
     return read
 
 
+_whole = _positive("a whole number above 0, e.g. 100", int)
+
+
 _EPILOG = """
 OVERRIDE is a key=value of the configuration in Hydra's grammar, e.g. model=cnn_large devices=2 optimizer.lr=0.01;
 `parallelbench show` lists the keys and the choices. With `plan` and `submit` a value may be a list (devices=1,2,4).
 """
 _EXIT_CODES = """
-Exit codes: 0 success; 1 a run failed (compare: a configuration is slower); 2 the request is invalid or can't be judged;
-130 interrupted; 141 the reader of its output is gone.
+Exit codes: 0 success; 1 a run failed (compare: a configuration is slower; history: a metric is worse); 2 the
+request is invalid or can't be judged; 130 interrupted; 141 the reader of its output is gone.
 """
 _COMPARE_EPILOG = """
 Runs are paired by configuration and repeat. With --fail-if-slower, slower means that the lower end of the 95 %
 interval of the ratio of times per epoch is above the margin, for any configuration or all together; exit codes are then
 0 passed (all upper ends are within the margin), 1 slower, 2 refused or undecided (wide intervals, too few repeats,
 sides measured apart, a configuration or repeat that only A has).
+"""
+_HISTORY_EPILOG = """
+A point is one commit with all its repeats. Exit codes: 0 no change for the worse is shown; 1 one began with the last
+two submits, or with --since there or later; 2 the request is invalid.
 """
 _ADVISE_EPILOG = """
 Without --check: OVERRIDE says what is trained (model=… data=… batch_size=…), where (site=…) and on how many devices
@@ -161,6 +168,10 @@ VERBS = {
         _value("--panel", "WORDS", "only its panels whose headings hold these words"),
         Argument("--width", type=int, choices=(85, 175), help="its width in mm: a column (85), or both (175)"),
         _flag("--sentence", "print what a paper may say: a sentence for each configuration, and a LaTeX table"),
+        _flag("--proposal", "only the two pages for an allocation: scaling, device-hours, memory; HTML and LaTeX"),
+        _value("--epochs", "N", "of the training whose device-hours it tells, instead of the runs' own", type=_whole),
+        _value("--steps", "N", "the same in optimizer steps, as of a program", type=_whole),
+        _value("--work", "WORDS", "the work whose name holds these words, where several were measured"),
     ),
     "export": Verb(
         "verbs.export:export",
@@ -196,6 +207,29 @@ VERBS = {
         _JSON,
         _UNFINISHED,
         epilog=_COMPARE_EPILOG,
+    ),
+    "history": Verb(
+        "verbs.report:history",
+        "print one configuration over commits and dates: where did a metric change, and is it worse?",
+        _value("folders", "DIR", "results folders, sweeps' folders, or runs'", nargs="+"),
+        _value("--metric", "METRIC", "what is followed, by default the time per epoch", default="steady_epoch_time_s"),
+        _value(
+            "--where",
+            "KEY=VALUE",
+            "only runs with this value, e.g. strategy=ddp; may be repeated",
+            action="append",
+            default=[],
+        ),
+        _value(
+            "--since",
+            "COMMIT|DATE",
+            "fail if a change for the worse began there or later, not with the last two submits only",
+        ),
+        _value("--csv", "FILE", "write the points as CSV, too"),
+        _value("--figure", "FILE", "draw them as SVG or PDF, too"),
+        _JSON,
+        _UNFINISHED,
+        epilog=_HISTORY_EPILOG,
     ),
     "cancel": Verb(
         "verbs.status:cancel",

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from analysis.claims.verdict import Case, Judgement
     from analysis.comparison.gate import Gate
+    from analysis.comparison.history import History, Outcome
     from analysis.comparison.ratio import Ratio
     from analysis.comparison.sides import Compared, Comparison
     from launch.launcher import SweepStatus
@@ -207,6 +208,22 @@ def _judged(ratio: Ratio | None, found: Compared | Comparison) -> dict[str, Any]
     known = (ratio.median, ratio.low, ratio.high, ratio.n) if ratio else (None, None, None, 0)
     verdict: dict[str, Any] = {"verdict": found.verdict.value, "further_repeats": found.further_repeats}
     return dict(zip(names, known, strict=True)) | {"per_sample": found.per_sample} | verdict
+
+
+def print_history(found: History, outcome: Outcome) -> None:
+    """`parallelbench history … --json`."""
+    from analysis.comparison.history import rows
+
+    print_json(
+        "history",
+        metric=found.metric.column.name,
+        configuration=found.configuration,
+        more_is_worse=found.metric.more_is_worse,
+        points=list(rows(found)),
+        exit_code=outcome.code,
+        message=outcome.message,
+        notes=list(found.notes),
+    )
 
 
 def print_claims(judgements: Iterable[Judgement], notes: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""The verbs that read results: `report`, `claims` and `compare`."""
+"""The verbs that read results: `report`, `claims`, `compare` and `history`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launch.verbs.console import console, existing, listing, print_claims, print_comparison
+from launch.verbs.console import console, existing, listing, print_claims, print_comparison, print_history
 from parallelbench.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -27,10 +27,15 @@ def report(
     panel: str | None = None,
     width: int | None = None,
     sentence: bool = False,
+    proposal: bool = False,
+    epochs: int | None = None,
+    steps: int | None = None,
+    work: str | None = None,
 ) -> int:
     """Write figures, tables and the page; print the answers, the summary, and what limits them.
 
-    Or one figure for a paper, and print its sentence; or print what a paper may say, as sentences and as a table.
+    Or one figure for a paper, and print its sentence; or print what a paper may say, as sentences and as a table; or
+    write the page for an allocation.
     """
     from analysis import format_exclusions, load, summary_table
     from analysis.claims.figures import is_reproduction
@@ -49,9 +54,23 @@ def report(
     for option, value in (("--figure", figure), ("--out", out)):
         if sentence and value is not None:
             raise ConfigError(f"--sentence prints, and writes no {option} {value}: leave out one of the two")
+    for option, given in (("--epochs", epochs), ("--steps", steps), ("--work", work)):
+        if given is not None and not proposal:
+            raise ConfigError(f"{option} {given} is of the page for an allocation: add --proposal")
+    if proposal and figure is not None:
+        raise ConfigError(f"--proposal and --figure {figure} are two documents: leave out one of the two")
+    if proposal and sentence:
+        raise ConfigError("--proposal writes a page and --sentence prints: leave out one of the two")
     runs = replace(load(existing(folder), plugin=extension.plugin), target=target, baseline=baseline)
     if baseline is not None:
         require_baseline(campaign(runs), baseline)
+    if proposal:
+        from analysis.report.proposal import write_proposal
+
+        to = Path(out).expanduser() if out else None
+        for document in write_proposal(runs, to, epochs=epochs, steps=steps, work=work):
+            print(document)
+        return 0
     if sentence:
         return _sentences(runs)
     if figure is not None:
@@ -141,6 +160,39 @@ def compare(
         if passed:
             print(passed.message)
     return passed.code if passed else 0
+
+
+def history(
+    folders: Sequence[str],
+    extension: Extension,
+    *,
+    metric: str,
+    where: Sequence[str],
+    since: str | None,
+    csv: str | None,
+    figure: str | None,
+    as_json: bool,
+) -> int:
+    """Print a metric of one configuration over the states of its sources; the exit code says whether it is worse."""
+    from analysis.comparison import history as of_history
+    from analysis.report import history as shown
+
+    found = of_history.history([existing(each) for each in folders], metric, where=where, plugin=extension.plugin)
+    judged = of_history.outcome(found, since=since)
+    files = [(Path(name).expanduser(), write) for name, write in ((csv, shown.write_csv), (figure, shown.write_figure))
+             if name]  # fmt: skip
+    for path, write in files:
+        write(found, path)
+    if as_json:
+        print_history(found, judged)
+        return judged.code
+    console().print(f"{metric}: {found.configuration}", style="italic", markup=False, highlight=False)
+    console().print(listing(*shown.table(found)), crop=False)
+    _remark(found.notes)
+    print(judged.message)
+    for path, _ in files:
+        print(path)
+    return judged.code
 
 
 def _remark(lines: Iterable[str]) -> None:

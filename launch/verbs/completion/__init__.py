@@ -141,7 +141,7 @@ def _for_placeholder(action: argparse.Action, typed: _Typed, current: str) -> It
         return (f"{choice} " for choice in action.choices)
     if placeholder in _FOLDERS or placeholder in _FILES:
         return paths(current, folders_only=placeholder in _FOLDERS)
-    if placeholder == "OVERRIDE" or placeholder == "KEY=A,B":
+    if placeholder in ("OVERRIDE", "KEY=A,B", "KEY=VALUE"):
         return _overrides(typed, current)
     if placeholder in ("KEY", "KEY,…"):
         return _listed((f"{key.rstrip('=')} " for key in [*typed.choices, *known()["keys"]]), current)
