@@ -28,6 +28,8 @@ from tests.helpers import configured, plain
 BASE = plain() | {"sweep_place": 0, "sweep_baseline": None}
 OUTSIDE_IDENTITY = ("results", "launcher", "site", "sweep_name", "sweep_place", "sweep_baseline")
 
+_NEED_NOT_BE_THERE = ("_target_", "sweep_name", "sweep_place", "sweep_baseline", "tune")
+
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
 junk = st.recursive(
     scalars,
@@ -281,7 +283,7 @@ def test_an_error_names_the_key_the_value_and_the_constraint(path: str, value: A
 
 @pytest.mark.parametrize(
     "path",
-    [p for p in leaves(BASE) if p[-1] not in ("_target_", "sweep_name", "tune") and ".".join(p) not in LATER_OPTIONS],
+    [p for p in leaves(BASE) if p[-1] not in _NEED_NOT_BE_THERE and ".".join(p) not in LATER_OPTIONS],
     ids=".".join,
 )
 def test_a_missing_key_is_named(path: tuple[str, ...]) -> None:

@@ -318,8 +318,9 @@ def test_repeats_go_on_from_the_one_asked_for() -> None:
 
 def composed_in_full(planned: PlannedRun, extension: Extension = NOTHING) -> RunConfig:
     plain = resolve(by_hydra(planned.overrides, extension.conf))
-    plain["sweep_name"] = plain.pop("sweep")["name"]
-    return from_mapping(plain)
+    sweep = plain.pop("sweep")
+    of_sweep = {"sweep_name": sweep["name"], "sweep_baseline": sweep["baseline"]}
+    return from_mapping(plain | of_sweep | {"sweep_place": planned.run.sweep_place})
 
 
 def some_of(key: str, *choices: str) -> st.SearchStrategy[str]:
