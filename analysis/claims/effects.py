@@ -1,5 +1,5 @@
-"""The effects of a claim: what was measured of two configurations of the campaign that differ in the compared keys only,
-repeat by repeat.
+"""The effects of a claim: what was measured of two configurations of the campaign that differ in the compared keys
+only, repeat by repeat.
 
 `Measured` is one configuration at an epoch, or the effect between two. A claim's second contrast compares effects as
 its first one compares configurations.
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import product
+from itertools import pairwise, product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import polars as pl
@@ -88,7 +88,7 @@ class Value(NamedTuple):
 
 @once
 def values(runs: Runs, metric: str, target: float | None, epoch: int | str) -> dict[str, Value]:
-    """Run id → the metric. Runs without it are missing, and so are those whose value was measured in a disturbed window."""
+    """Run id → the metric. Runs without it are missing, and so are those that were disturbed in its window."""
     rows = _values(runs, metric, target, epoch).select("run_id", *Value._fields).drop_nulls()
     return {run_id: Value(*known) for run_id, *known in rows.rows()}
 
@@ -161,7 +161,7 @@ class Measured:
     """What was compared, in words; empty before anything was."""
 
     def __getitem__(self, key: str) -> Any:
-        """The value of a key that its sides have in common; None without such. Strategy, model and data are their names."""
+        """The value of a key that its sides share, else None. Strategy, model and data are their names."""
         name = f"{key}.name" if key in COMPONENTS else key
         if name in self.facts:
             return self.facts[name]
@@ -223,7 +223,7 @@ def _configurations_of(
 def _at_epoch(
     runs: Runs, configuration: Configuration, metric: str, target: float | None, epoch: int | str, *, also: str | None
 ) -> Iterator[Measured]:
-    """A configuration's repeats; those that trained on other samples, or another number of parameters, by themselves."""
+    """A configuration's repeats; those with other numbers of samples or parameters by themselves."""
     may, found = usable(runs, metric), values(runs, metric, target, epoch)
     besides = {} if also is None else values(runs, also, None, epoch)
     alike: dict[tuple[int | None, int | None], dict[int, Reading]] = defaultdict(dict)
@@ -368,7 +368,7 @@ def _sides(group: Sequence[Measured], contrast: Contrast) -> Iterator[tuple[Meas
         if each[contrast.rising] is not None:
             levels[each[contrast.rising]].append(each)
     rising = sorted(levels)
-    for low, high in zip(rising, rising[1:], strict=False):
+    for low, high in pairwise(rising):
         words = f"{contrast.rising.replace('_', ' ')} {_shown(low)} → {_shown(high)}"
         yield from ((below, above, words) for below, above in product(levels[low], levels[high]))
 
