@@ -9,15 +9,18 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from msgspec import Meta, field
+from msgspec import Meta, field, structs
 
 from analysis.comparison.work import plain
 from parallelbench.config.build import load_yaml
 from parallelbench.config.run import RunConfig
 from parallelbench.config.structure import Name, Node, structure
 from parallelbench.errors import ConfigError, choices
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 Text = Annotated[str, Meta(min_length=1)]
 Level = dict[str, Any]
@@ -127,6 +130,11 @@ class Contrast(Node, frozen=True, kw_only=True):
         named = [side["epoch"] for side in (self.from_ or {}, self.to or {}) if "epoch" in side]
         return {epoch for level in named for epoch in (level if isinstance(level, list) else [level])}
 
+    def of(self, strategies: Mapping[str, str]) -> Self:
+        """The same contrast of other strategies."""
+        sides = (None if side is None else _of_others(side, strategies) for side in (self.from_, self.to))
+        return structs.replace(self, **dict(zip(("from_", "to"), sides, strict=True)))
+
     def __str__(self) -> str:
         if self.rising is not None:
             return f"at least two levels of {self.rising}"
@@ -201,6 +209,8 @@ class Claim(Node, frozen=True, kw_only=True):
     """Why runs on CPUs can't decide it."""
     sweep: Name | Annotated[list[Name], Meta(min_length=1)]
     """The sweep whose runs decide it, or several sweeps that are all needed."""
+    asked_of: dict[Name, dict[str, str]] = field(default_factory=dict)
+    """Name → strategy → the one that stands in its place: the same claim, asked of these under a name of its own."""
     note: Text | None = None
     """How the sentence was read, where it can be read in several ways."""
 
@@ -225,6 +235,39 @@ class Claim(Node, frozen=True, kw_only=True):
         if self.epoch is not None and self.metric not in EPOCH_COLUMNS:
             raise ConfigError(f"epoch={self.epoch} does not apply to metric={self.metric} of a whole run: leave it out")
         _require_keys({**self.where, **self.scope})
+        named = self._strategies()
+        for name, strategies in self.asked_of.items():
+            if not strategies:
+                raise ConfigError(
+                    f"asked_of.{name} is empty: give it a strategy of the claim, and the one in its place"
+                )
+            for strategy in strategies:
+                if strategy not in named:
+                    known = choices(strategy, named) if named else "it names none"
+                    raise ConfigError(f"asked_of.{name}: {strategy} is no strategy of the claim: {known}")
+
+    def _strategies(self) -> list[str]:
+        """All that it names."""
+        contrasts = (*self.contrasts, *([self.more] if self.more else []))
+        levels = [self.where, self.scope, *(side for each in contrasts for side in (each.from_, each.to) if side)]
+        values = [level["strategy"] for level in levels if "strategy" in level]
+        return list(dict.fromkeys(name for each in values for name in (each if isinstance(each, list) else [each])))
+
+    @property
+    def every(self) -> list[Claim]:
+        """This claim, and those that ask the same of other strategies."""
+        return [self, *(self._of(name, strategies) for name, strategies in self.asked_of.items())]
+
+    def _of(self, name: str, strategies: Mapping[str, str]) -> Claim:
+        return structs.replace(
+            self,
+            name=name,
+            contrasts=[each.of(strategies) for each in self.contrasts],
+            more=self.more and self.more.of(strategies),
+            where=_of_others(self.where, strategies),
+            scope=_of_others(self.scope, strategies),
+            asked_of={},
+        )
 
     @property
     def sweeps(self) -> list[str]:
@@ -258,7 +301,8 @@ class Publication(Node, frozen=True, kw_only=True):
         if not (isinstance(plain, dict) and isinstance(plain.get("claims"), list)):
             raise ConfigError(f"{path} holds no claims: it needs the keys seed, title and claims, which is a list")
         try:
-            publication: Self = structure(plain | {"claims": [_claim(item) for item in plain["claims"]]}, cls)
+            claims = [each for item in plain["claims"] for each in _claim(item).every]
+            publication: Self = structure(plain | {"claims": claims}, cls)
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from None
         names = [claim.name for claim in publication.claims]
@@ -275,6 +319,15 @@ def _claim(plain: Any) -> Claim:
     except ConfigError as error:
         raise ConfigError(f"claim {name}: {error}") from None
     return claim
+
+
+def _of_others(level: Level, strategies: Mapping[str, str]) -> Level:
+    """A level with other strategies in place of its own."""
+    if "strategy" not in level:
+        return level
+    own = level["strategy"]
+    others = [strategies.get(each, each) for each in own] if isinstance(own, list) else strategies.get(own, own)
+    return level | {"strategy": others}
 
 
 def _require_keys(level: Level) -> None:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Self
 
 from analysis import text
 from analysis.claims.claim import LAST, OF_SAMPLES, PER_EPOCH, TO_ACCURACY, UNTIMED, Claim, written
-from analysis.claims.effects import effects, is_unreached, labels, readings, unusable, usable
+from analysis.claims.effects import effects, is_unreached, labels, unusable, usable, values
+from analysis.comparison.campaign import campaign
 from analysis.comparison.configurations import facts
 from analysis.comparison.issues import Blocker, Issue, warmed
 from analysis.comparison.pairing import Pairing, choice_of, pairing_of
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from analysis.claims.claim import Expect
-    from analysis.claims.effects import Effect
+    from analysis.claims.effects import Measured
     from analysis.runs.reader import Runs
 
 
@@ -215,7 +216,7 @@ def judge_together(runs: Runs, claims: Sequence[tuple[str, Claim]]) -> list[Judg
 
 def _judge(runs: Runs, claim: Claim, compared: Sequence[ClaimedEffect], *, seed: str, error: float) -> Judgement:
     wheres = labels([each.effect for each in compared])
-    sides = _sides(runs, compared, wheres)
+    sides = _sides(compared, wheres)
     cases = tuple(
         _case(each, error=error, where=where, sides=names)
         for each, where, names in zip(compared, wheres, sides, strict=True)
@@ -224,18 +225,17 @@ def _judge(runs: Runs, claim: Claim, compared: Sequence[ClaimedEffect], *, seed:
     return Judgement(seed, claim, cases, verdict, reasons)
 
 
-def _sides(runs: Runs, compared: Sequence[ClaimedEffect], wheres: Sequence[str]) -> list[str]:
+def _sides(compared: Sequence[ClaimedEffect], wheres: Sequence[str]) -> list[str]:
     """`Case.sides` of each effect: the compared keys may have further values, such as nodes or a strategy's options."""
-    names = dict(facts(runs).select("run_id", "configuration").rows())
     places = [(where, each.effect.step) for each, where in zip(compared, wheres, strict=True)]
     counts = Counter(places)
-    told = (dict.fromkeys(names[run_id] for run_id in chain(*each.effect.runs.values())) for each in compared)
-    return [" → ".join(sides) if counts[place] > 1 else "" for place, sides in zip(places, told, strict=True)]
+    told = (" → ".join(dict.fromkeys(map(str, each.effect.configurations))) for each in compared)
+    return [sides if counts[place] > 1 else "" for place, sides in zip(places, told, strict=True)]
 
 
 def _case(compared: ClaimedEffect, *, error: float, where: str, sides: str) -> Case:
     effect = compared.effect
-    runs = [_told(compared.runs)[run_id] for run_id in dict.fromkeys(chain(*effect.runs.values()))]
+    runs = [_told(compared.runs)[run_id] for run_id in dict.fromkeys(chain(*compared.run_ids.values()))]
     caveats = map(str, compared.pairing.caveats(of_times=compared.of_times, metric=compared.claim.metric))
     decision = compared.decided(error)
     low, high = compared.interval(ERROR) or (None, None)
@@ -243,8 +243,8 @@ def _case(compared: ClaimedEffect, *, error: float, where: str, sides: str) -> C
         where=where,
         step=effect.step,
         sides=sides,
-        device=str(effect.keys.get("device_name") or effect.keys.get("device_type")),
-        effects=tuple((repeat, value) for repeat, (value, *_) in effect.values.items()),
+        device=str(effect["device_name"] or effect["device_type"]),
+        effects=tuple((repeat, known.value) for repeat, known in effect.known.items()),
         median=compared.median,
         low=low,
         high=high,
@@ -254,7 +254,7 @@ def _case(compared: ClaimedEffect, *, error: float, where: str, sides: str) -> C
         sweeps=tuple(sorted({sweep for *_, sweep in runs})),
         runs=tuple(slug for slug, *_ in runs),
         warnings=tuple(dict.fromkeys((*(warned for _, warned, _ in runs if warned), *caveats))),
-        missed=len(effect.missed),
+        missed=len(effect.readings) - len(effect.known),
         also=compared.also,
         leans=compared.leaning if decision.verdict == "inconclusive" else "",
     )
@@ -303,12 +303,8 @@ def _told(runs: Runs) -> dict[str, tuple[str, str | None, str]]:
 class ClaimedEffect:
     """An effect, and the runs behind it."""
 
-    effect: Effect
+    effect: Measured
     claim: Claim
-    pairing: Pairing
-    """Of the runs behind it."""
-    choice: Pairing
-    """Of the runs that the smallest value was chosen from: choosing compares, too."""
     runs: Runs
 
     @classmethod
@@ -316,11 +312,28 @@ class ClaimedEffect:
         """Every effect of the claim in these runs; on GPUs alone where processors can't measure it."""
         found = effects(runs, claim)
         if claim.gpus_only:
-            found = [effect for effect in found if effect.keys["device_type"] == "cuda"]
-        return [
-            cls(effect, claim, pairing_of(runs, effect.runs), choice_of(runs, effect.candidates), runs)
-            for effect in found
-        ]
+            found = [effect for effect in found if effect["device_type"] == "cuda"]
+        return [cls(effect, claim, runs) for effect in found]
+
+    @cached_property
+    def run_ids(self) -> dict[int, tuple[str, ...]]:
+        """Repeat → ids of the runs behind its value."""
+        return {repeat: self.effect.readings[repeat].runs for repeat in self.effect.known}
+
+    @cached_property
+    def pairing(self) -> Pairing:
+        """Of the runs behind it: the campaign's own where the effect has a value of each of its pairs."""
+        if len(self.effect.configurations) == 2:
+            whole = campaign(self.runs).pair(*self.effect.configurations)
+            if {repeat: tuple(run.run_id for run in runs) for repeat, runs in whole.pairs} == self.run_ids:
+                return whole
+        return pairing_of(self.runs, self.run_ids)
+
+    @cached_property
+    def choice(self) -> Pairing:
+        """Of the runs that the smallest value was chosen from: choosing compares, too."""
+        chosen_from = {repeat: self.effect.readings[repeat].candidates for repeat in self.effect.known}
+        return choice_of(self.runs, {repeat: several for repeat, several in chosen_from.items() if several})
 
     @property
     def of_times(self) -> bool:
@@ -330,10 +343,11 @@ class ClaimedEffect:
     @property
     def also(self) -> float | None:
         """Median effect on the claim's other metric; None where it was not measured, or must not be compared."""
-        metric, values = self.claim.also, list(self.effect.also.values())
-        if metric is None or not values or self._blockers(metric):
+        metric, readings = self.claim.also, self.effect.readings
+        known = [also for repeat in self.effect.known if (also := readings[repeat].also) is not None]
+        if metric is None or not known or self._blockers(metric):
             return None
-        return ratio_median(values) if self._is_ratio(values) else median(values)
+        return ratio_median(known) if self._is_ratio(known) else median(known)
 
     def _blockers(self, metric: str) -> tuple[Issue, ...]:
         """What forbids to compare these runs by a metric."""
@@ -354,9 +368,9 @@ class ClaimedEffect:
     def forbidden(self) -> str:
         """Why the effect decides nothing, whatever it is; empty where it may."""
         issues = self._blockers(self.claim.metric)
-        if missed := self.effect.missed:
-            repeats = len(missed | self.effect.values.keys())
-            issues = (Issue(Blocker.UNREACHED, {f"{self.claim.target:g}": (len(missed), repeats)}), *issues)
+        repeats = len(self.effect.readings)
+        if missed := repeats - len(self.effect.known):
+            issues = (Issue(Blocker.UNREACHED, {f"{self.claim.target:g}": (missed, repeats)}), *issues)
         return "; ".join(map(str, issues))
 
     @cached_property
@@ -364,15 +378,15 @@ class ClaimedEffect:
         """Whether an accuracy was to rise by more than either side had left to rise by: on average over the repeats it
         could not, whatever the devices do. That no effect is seen then says nothing.
         """
-        claim, repeats = self.claim, self.effect.runs.values()
+        claim = self.claim
         epochs = {epoch for contrast in claim.contrasts for epoch in claim.epochs(contrast)}
         wanted = claim.expect.region[0]
         alone = claim.compare == "difference" and claim.more is None and len(epochs) == 1
         if claim.metric not in _SHARES or not alone or not 0 <= wanted <= 1:
             return False
-        reached = dict(readings(self.runs, claim.metric, None, *epochs).select("run_id", "value").rows())
-        sides = zip(*repeats, strict=True)
-        return all(fmean(1 - reached[run_id] for run_id in side) <= wanted + _ROUNDING for side in sides)
+        reached = values(self.runs, claim.metric, None, *epochs)
+        sides = zip(*self.run_ids.values(), strict=True)
+        return all(fmean(1 - reached[run_id].value for run_id in side) <= wanted + _ROUNDING for side in sides)
 
     @property
     def leaning(self) -> Leaning:
@@ -402,7 +416,7 @@ class ClaimedEffect:
     @cached_property
     def _spreads(self) -> tuple[Spread | None, Spread | None]:
         """Of the least possible effects, and of the largest possible ones."""
-        _, least, most = zip(*self.effect.values.values(), strict=True)
+        _, least, most = zip(*self.effect.known.values(), strict=True)
         return self._spread(least), self._spread(most)
 
     @cached_property
@@ -448,11 +462,11 @@ class ClaimedEffect:
     @cached_property
     def _independent(self) -> int:
         """How many of the effects are independent: those that share what differed between submits count once."""
-        return len(set(self.pairing.pools)) if self.of_times else len(self.effect.values)
+        return len(set(self.pairing.pools)) if self.of_times else len(self.effect.known)
 
     @cached_property
     def _values(self) -> list[float]:
-        return [value for value, *_ in self.effect.values.values()]
+        return [known.value for known in self.effect.known.values()]
 
     def _spread(self, values: Sequence[float]) -> Spread | None:
         of = Spread.of_ratios if self._is_ratio(values) else Spread.of_differences
@@ -473,7 +487,7 @@ def missing(runs: Runs, claim: Claim) -> str:
 
 def _disturbed(runs: Runs, claim: Claim) -> str:
     disturbed = is_disturbed(runs, claim.metric)
-    count = len(disturbed & set(usable(runs, claim.metric)["run_id"].to_list())) if disturbed else 0
+    count = len(disturbed & usable(runs, claim.metric).keys())
     return f"; others disturbed the epochs of {claim.metric} in {count_of(count, 'run')}" if count else ""
 
 

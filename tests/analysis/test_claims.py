@@ -311,6 +311,15 @@ BROKEN = [
     ({"metric": "steps_to_accuracy"}, "target is the accuracy of metric=steps_to_accuracy or time_to_accuracy_s"),
     ({"also": "total_time_s", "best_of": "optimizer.lr"}, "also=total_time_s does not apply with best_of=optimizer.lr"),
     ({"epoch": 1}, "epoch=1 does not apply to metric=steady_epoch_time_s"),
+    (
+        {"where": {"strategy": ["ddp", "fsdp"]}, "asked_of": {"mirrored": {"dpp": "tf_mirrored"}}},
+        "asked_of.mirrored: dpp is no strategy of the claim: did you mean ddp?",
+    ),
+    ({"asked_of": {"mirrored": {"ddp": "tf_mirrored"}}}, "asked_of.mirrored: ddp is no strategy of the claim"),
+    (
+        {"where": {"strategy": "ddp"}, "asked_of": {"shorter": {"ddp": "tf_mirrored"}}},
+        "shorter is the name of two claims",
+    ),
     ({"quote": None}, "claim shorter: quote=None is not valid"),
 ]
 

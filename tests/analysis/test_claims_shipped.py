@@ -305,26 +305,22 @@ def test_tensorflows_runs_alone_answer_what_is_said_of_both(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("name", "scaling"),
     [
-        ("mirrored_loss_lower_in_the_end", "weak"),
-        ("mirrored_two_gpus_more_accurate_on_test_set", "weak"),
         ("mirrored_two_gpus_more_accurate_at_equal_batch", "strong"),
-        ("mirrored_two_gpus_train_faster_at_equal_batch", "strong"),
         ("mirrored_two_gpus_reach_accuracy_sooner", "weak"),
     ],
 )
 def test_mirrored_twins_follow_tensorflows_runs(tmp_path: Path, name: str, scaling: str) -> None:
     """Where two devices are better under TensorFlow and worse under torch than one device of either."""
-    one = (10.0, 0.2, 0.985)
+    one = (10.0, 0.985)
     ways = {
         ("single", 1): one,
-        ("ddp", 2): (20.0, 0.3, 0.98),
+        ("ddp", 2): (20.0, 0.98),
         ("tf_single", 1): one,
-        ("tf_mirrored", 2): (5.0, 0.1, 0.99),
+        ("tf_mirrored", 2): (5.0, 0.99),
     }
-    for way, (time_s, loss, accuracy) in ways.items():
+    for way, (time_s, accuracy) in ways.items():
         planted: dict[str, Any] = {
             "test_accuracy": lambda epoch, accuracy=accuracy: min(accuracy, 0.2 * epoch),
-            "train_loss": lambda epoch, loss=loss: loss if "loss" in name else 0.2,
             "environment": TENSORFLOW if way[0].startswith("tf_") else Fake.environment,
         }
         plant(tmp_path, {way: time_s}, MNIST | COLD | {"scaling": scaling}, **planted)
