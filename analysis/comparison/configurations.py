@@ -186,6 +186,7 @@ def _members(runs: Runs) -> list[dict[str, Any]]:
         pl.len().alias("runs"),
         usable.sum().alias("repeats"),
         (taken & ~usable).any().alias("disturbed"),
+        (pl.col("exclusion") == Exclusion.OOM.value).sum().alias("oom_runs"),
         pl.coalesce("outcome", "state").alias("labels"),
         pl.col("exclusion").drop_nulls().alias("reasons"),
         passed.sum().alias("passed"),
@@ -212,7 +213,8 @@ def _row(runs: Runs, configuration: Configuration, numbers: dict[str, Any]) -> d
     disturbed = any(one is not None and _members(runs)[one.place]["disturbed"] for one in ones)
     compared = gain(runs, configuration, disturbed=disturbed)
     compared["framework"] = configuration.framework  # known also where no run came as far as to record it
-    return {"outcomes": outcomes, "exclusions": exclusions, "parity": _parity(numbers), **compared}
+    fits = False if numbers["oom_runs"] else True if configuration.counts else None
+    return {"outcomes": outcomes, "exclusions": exclusions, "parity": _parity(numbers), "fits": fits, **compared}
 
 
 def _counts(names: list[str]) -> str:

@@ -342,6 +342,10 @@ PER_CONFIGURATION = (
     text("exclusions", "how many runs don't count, by the reason", null="all count"),
     count("repeats", "runs that count: the numbers of this row are computed from them, or from disturbed ones where "
         "none counts", heading="Runs counted", show=Show.COUNTED, beside=("runs", "exclusions"), brief="runs"),
+    flag("fits", "whether it fits in memory: true where a run counts and none was out of memory, false where any was",
+        null="not known: no run counts, and none was out of memory", heading="Fits in memory", show=Show.FITS,
+        beside=("oom_runs", "repeats")),
+    count("oom_runs", "runs that were out of memory"),
     flag("disturbed", "whether the numbers of this row are those of runs that others disturbed: they are shown, and "
         "compared with nothing"),
     text("baseline", "the configuration that this one is compared with: the one that was chosen (`report --baseline`, "

@@ -409,6 +409,8 @@ class Glance(NamedTuple):
     verdict: str = ""
     speed_up: str = ""
     interval: str = ""
+    memory: str = ""
+    """How many of its runs were out of memory, or how little of it they left."""
 
     @property
     def mark(self) -> str:
@@ -507,4 +509,12 @@ def _told_apart(groups: list[str]) -> tuple[str, dict[str, str]]:
 def _cell(row: dict[str, Any]) -> Glance:
     low, high = row["speed_up_low"], row["speed_up_high"]
     speed_up = "" if row["speed_up"] is None else f"{text.estimate(row['speed_up'], low, high)} ×"
-    return Glance(row["verdict"], speed_up, "" if low is None else text.interval_of_95(low, high))
+    return Glance(row["verdict"], speed_up, "" if low is None else text.interval_of_95(low, high), _memory(row))
+
+
+def _memory(row: dict[str, Any]) -> str:
+    if failed := row["oom_runs"]:
+        what = "" if row["verdict"] == _IN_WORDS[Exclusion.OOM.value] else "out of memory "
+        return f"{what}in {failed} of {failed + row['repeats']}"
+    left = row["memory_headroom"]
+    return f"{text.percent(left)} of memory left" if left is not None and left < answers.SMALL_HEADROOM else ""

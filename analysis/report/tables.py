@@ -125,6 +125,12 @@ def _verdict(value: str | None, pairs: int, framework: str) -> str:
     return _plain(value)
 
 
+def _fits(value: bool | None, out_of_memory: int, counted: int) -> str:
+    if value is None:
+        return text.MISSING
+    return "yes" if value else f"no, in {out_of_memory} of {out_of_memory + counted}"
+
+
 def _exclusion(value: str | None, detail: str | None) -> str:
     return text.MISSING if value is None else describe(value, detail)
 
@@ -148,6 +154,7 @@ _WRITERS: dict[Show, Callable[..., str]] = {
     Show.KNOWN: _known,
     Show.PASSED: text.parity,
     Show.VERDICT: _verdict,
+    Show.FITS: _fits,
     Show.EXCLUSION: _exclusion,
 }
 

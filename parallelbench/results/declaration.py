@@ -90,6 +90,8 @@ class Show(StrEnum):
     """Passed, failed or not checked."""
     VERDICT = "verdict"
     """Beside it, the pairs that it rests on."""
+    FITS = "fits"
+    """Whether it fits in memory; beside it, how many runs were out of memory, and how many count."""
     EXCLUSION = "exclusion"
     """Why a run doesn't count; beside it, the run's own detail."""
 
