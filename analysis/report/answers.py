@@ -25,7 +25,7 @@ from analysis.comparison.baseline import (
 from analysis.comparison.campaign import campaign
 from analysis.comparison.configurations import facts, summary
 from analysis.comparison.exclusions import Exclusion, disturbed_lines
-from analysis.comparison.issues import FLAGS, PROBE_TOLERANCE, Caveat, is_quotable
+from analysis.comparison.issues import FLAGS, PROBE_TOLERANCE, Caveat, at_limit_in_words, is_quotable
 from analysis.comparison.ratio import DECIDING_REPEATS, MOST_FURTHER
 from analysis.comparison.verdict import SpeedVerdict
 from analysis.comparison.work import IS_ONE_DEVICE, IS_PROGRAM, configurations
@@ -493,8 +493,20 @@ def _compared(runs: Runs) -> pl.DataFrame:
     several = rows["framework"].n_unique() > 1
     rows = rows.filter(pl.col("speed_up").is_not_null(), pl.col("verdict") != SpeedVerdict.BASELINE.value)
     return rows.with_columns(
-        drifted=pl.col("configuration_place").is_in(list(_drifted(runs))), several_frameworks=pl.lit(several)
+        drifted=pl.col("configuration_place").is_in(list(_drifted(runs))),
+        several_frameworks=pl.lit(several),
+        at_limit=pl.col("configuration_place").replace_strict(_at_limit(runs), default="", return_dtype=pl.String),
     )
+
+
+@once
+def _at_limit(runs: Runs) -> dict[int, str]:
+    """The places of the configurations that are faster than they can be, as the baseline was at its memory's limit →
+    what shows it.
+    """
+    found = campaign(runs).others
+    caveats = ((each.place, caveat) for each, pairing in found for caveat in pairing.caveats(per_sample=True))
+    return {place: words for place, caveat in caveats if (words := at_limit_in_words(caveat))}
 
 
 @once
@@ -528,7 +540,9 @@ def _gained(row: dict[str, Any], *, named: bool) -> str:
             whole = more * row["efficiency_with_startup"]
             rest += f"; whole runs of this length, start-up included, {text.fixed(whole, 2)} times as fast"
         if max(row["efficiency"], row["efficiency_with_startup"] or 0) > 1 + 1e-9:
-            rest += f" (more than the ideal: by chance, by an error, or {baseline} alone lacks cache or memory)"
+            by = f"{baseline} is at its memory's limit, {row['at_limit']}" if row["at_limit"] else ""
+            or_by = f"by chance, by an error, or {baseline} alone lacks cache or memory"
+            rest += f" (more than the ideal: {by or or_by})"
     if row["verdict"] == SpeedVerdict.NOT_INTERLEAVED:
         return f"{does} {speed} ({pairs}, but measured apart from it: no interval){rest}."
     if row["speed_up_low"] is None:
