@@ -13,9 +13,9 @@ from analysis.comparison.baseline import gain
 from analysis.comparison.campaign import campaign
 from analysis.comparison.exclusions import TIMING_ONLY, Exclusion, excluded
 from analysis.comparison.work import REFERENCE, labels, natural
-from analysis.metrics.columns import aggregate, repeated_columns, summary_columns
+from analysis.metrics.columns import aggregate, of_site, repeated_columns, summary_columns
 from analysis.metrics.epochs import AS_TEXT, numbered
-from analysis.metrics.runs import accuracy_target, energy_to_accuracy, per_run, time_to_accuracy
+from analysis.metrics.runs import accuracy_target, co2_to_accuracy, energy_to_accuracy, per_run, time_to_accuracy
 from analysis.runs.published import TYPES
 from analysis.runs.reader import once
 from parallelbench.results.declaration import Over
@@ -56,7 +56,7 @@ def _is_displayed() -> pl.Expr:
 
 
 def _with_targets(runs: Runs, rows: pl.DataFrame) -> pl.DataFrame:
-    """Add the accuracy target of each run's group, and the run's time and energy to it."""
+    """Add the accuracy target of each run's group, and what the run took to it."""
     usable = rows.filter("displayed")
     best: dict[str, list[list[float | None]]] = defaultdict(list)
     for group, accuracies in (
@@ -71,11 +71,13 @@ def _with_targets(runs: Runs, rows: pl.DataFrame) -> pl.DataFrame:
     # A median over those that arrive would leave out the slowest: where one repeat does not, none has a time.
     arrives = (pl.col("best_test_accuracy") >= pl.col("accuracy_target")) | ~pl.col("displayed")
     all_arrive = arrives.fill_null(False).all().over("group", "configuration")
-    for how_much in (time_to_accuracy(runs, of_run), energy_to_accuracy(runs, of_run)):
+    for how_much in (f(runs, of_run) for f in (time_to_accuracy, energy_to_accuracy, co2_to_accuracy)):
         (name,) = set(how_much.columns) - {"run_id"}
         rows = rows.join(how_much, on="run_id", how="left", maintain_order="left")
         rows = rows.with_columns(pl.when(all_arrive).then(name))
-    return rows
+    hours = pl.col("devices") * pl.col("time_to_accuracy_s") / 3600
+    price = of_site("price_per_device_hour")
+    return rows.with_columns(device_hours_to_accuracy=hours, cost_to_accuracy=hours * price)
 
 
 @once

@@ -117,7 +117,7 @@ def _interval(*ends: float | None) -> str:
     return shown.replace("–", "\u2060–\u2060") if "(" in shown else shown  # breaks before its interval only
 
 
-def _verdict(value: str | None, pairs: int, framework: str) -> str:
+def _verdict(value: str | None, pairs: int, framework: str = "torch") -> str:
     if value == SpeedVerdict.BASELINE:
         return value if framework == "torch" else f"{value} of {framework}"
     if value == SpeedVerdict.TOO_FEW:
