@@ -371,8 +371,8 @@ PER_CONFIGURATION = (
     count("speed_up_pairs", "repeats that were paired"),
     text("verdict", "faster or slower than the baseline; equal within 5 % where the deciding interval, which allows "
         "for all verdicts given together, holds 1 and lies within that margin; no difference shown where it holds 1 "
-        "and reaches further; too few repeats below 4; not interleaved where the sides were measured apart; no repeat in "
-        "common; disturbed where others took cores or GPUs of all runs of a side; not comparable where the "
+        "and reaches further; too few repeats below 4; not interleaved where the sides were measured apart; no repeat "
+        "in common; disturbed where others took cores or GPUs of all runs of a side; not comparable where the "
         "environments differ in what must match", null=_NO_PAIR,
         heading="Against the baseline", show=Show.VERDICT, beside=("speed_up_pairs", "framework")),
     count("repeats_to_decide", "of each configuration, in all, that would decide where no difference is shown, if the "
@@ -404,9 +404,9 @@ PAIRS = (
     text("verdict", "how the other compares: faster or slower than the configuration, and so on as in `summary`; it "
         "allows for all verdicts of this table", heading="The other is", tables=("pairs",), show=Show.VERDICT,
         beside=("pairs",)),
-    Column("speed_ratio", "how many times as fast the other trains, steady state: median over paired repeats, by time, or "
-        "per sample where epochs hold unequally many", null=f"not comparable, or {_NO_PAIR}", heading="Times as fast",
-        tables=("pairs",), show=Show.INTERVAL, beside=("speed_ratio_low", "speed_ratio_high")),
+    Column("speed_ratio", "how many times as fast the other trains, steady state: median of paired repeats, by time, "
+        "or per sample where epochs hold unequally many", null=f"not comparable, or {_NO_PAIR}",
+        heading="Times as fast", tables=("pairs",), show=Show.INTERVAL, beside=("speed_ratio_low", "speed_ratio_high")),
     Column("speed_ratio_low", f"lower {_INTERVAL} speed_ratio", null="too few pairs, or measured apart"),
     Column("speed_ratio_high", f"upper {_INTERVAL} speed_ratio", null="too few pairs, or measured apart"),
     count("pairs", "repeats that were paired", heading="Paired repeats", tables=("pairs",)),
@@ -419,8 +419,8 @@ PAIRS = (
         null="none was chosen: they are of the whole training"),
     Column("device_hours", "of the configuration, median over its runs: devices × training time ÷ 3600", unit="h",
         null=_NOT_TAKEN, heading="Device-hours", tables=("pairs",), where_known=True),
-    Column("other_device_hours", "of the other, likewise", unit="h", null=_NOT_TAKEN, heading="Device-hours of the other",
-        tables=("pairs",), where_known=True),
+    Column("other_device_hours", "of the other, likewise", unit="h", null=_NOT_TAKEN,
+        heading="Device-hours of the other", tables=("pairs",), where_known=True),
     Column("cost", "device_hours × site.price_per_device_hour", null=_PRICED, heading="Cost", tables=("pairs",),
         where_known=True),
     Column("other_cost", "of the other, likewise", null=_PRICED, heading="Cost of the other", tables=("pairs",),
