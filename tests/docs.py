@@ -15,6 +15,7 @@ import msgspec
 from analysis.claims import publications
 from analysis.comparison.history import metrics
 from analysis.metrics.columns import (
+    PAIRS,
     PER_CONFIGURATION,
     PER_FACT,
     epoch_aggregates,
@@ -85,6 +86,7 @@ def results_page() -> str:
         ("`per_run`: one row per run", per_run_columns()),
         ("`facts`: `run` and `per_run` with these", PER_FACT),
         ("`summary`: one row per configuration; what aggregates over repeats above, and these", PER_CONFIGURATION),
+        ("`tables/pairs.csv`: one row per two configurations of one work on equally many devices", PAIRS),
     ):
         rows = [(*_named(column), sources.get(column.name, ""), column.repeats or "") for column in derived]
         parts += [f"## {title}\n", _table(head, rows)]

@@ -13,9 +13,9 @@ from analysis.comparison.baseline import gain
 from analysis.comparison.campaign import campaign
 from analysis.comparison.exclusions import TIMING_ONLY, Exclusion, excluded
 from analysis.comparison.work import REFERENCE, labels, natural
-from analysis.metrics.columns import aggregate, repeated_columns, summary_columns
+from analysis.metrics.columns import aggregate, of_site, repeated_columns, summary_columns
 from analysis.metrics.epochs import AS_TEXT, numbered
-from analysis.metrics.runs import accuracy_target, energy_to_accuracy, per_run, time_to_accuracy
+from analysis.metrics.runs import accuracy_target, co2_to_accuracy, energy_to_accuracy, per_run, time_to_accuracy
 from analysis.runs.published import TYPES
 from analysis.runs.reader import once
 from parallelbench.results.declaration import Over
@@ -56,7 +56,7 @@ def _is_displayed() -> pl.Expr:
 
 
 def _with_targets(runs: Runs, rows: pl.DataFrame) -> pl.DataFrame:
-    """Add the accuracy target of each run's group, and the run's time and energy to it."""
+    """Add the accuracy target of each run's group, and what the run took to it."""
     usable = rows.filter("displayed")
     best: dict[str, list[list[float | None]]] = defaultdict(list)
     for group, accuracies in (
@@ -71,11 +71,13 @@ def _with_targets(runs: Runs, rows: pl.DataFrame) -> pl.DataFrame:
     # A median over those that arrive would leave out the slowest: where one repeat does not, none has a time.
     arrives = (pl.col("best_test_accuracy") >= pl.col("accuracy_target")) | ~pl.col("displayed")
     all_arrive = arrives.fill_null(False).all().over("group", "configuration")
-    for how_much in (time_to_accuracy(runs, of_run), energy_to_accuracy(runs, of_run)):
+    for how_much in (f(runs, of_run) for f in (time_to_accuracy, energy_to_accuracy, co2_to_accuracy)):
         (name,) = set(how_much.columns) - {"run_id"}
         rows = rows.join(how_much, on="run_id", how="left", maintain_order="left")
         rows = rows.with_columns(pl.when(all_arrive).then(name))
-    return rows
+    hours = pl.col("devices") * pl.col("time_to_accuracy_s") / 3600
+    price = of_site("price_per_device_hour")
+    return rows.with_columns(device_hours_to_accuracy=hours, cost_to_accuracy=hours * price)
 
 
 @once
@@ -186,6 +188,7 @@ def _members(runs: Runs) -> list[dict[str, Any]]:
         pl.len().alias("runs"),
         usable.sum().alias("repeats"),
         (taken & ~usable).any().alias("disturbed"),
+        (pl.col("exclusion") == Exclusion.OOM.value).sum().alias("oom_runs"),
         pl.coalesce("outcome", "state").alias("labels"),
         pl.col("exclusion").drop_nulls().alias("reasons"),
         passed.sum().alias("passed"),
@@ -212,7 +215,8 @@ def _row(runs: Runs, configuration: Configuration, numbers: dict[str, Any]) -> d
     disturbed = any(one is not None and _members(runs)[one.place]["disturbed"] for one in ones)
     compared = gain(runs, configuration, disturbed=disturbed)
     compared["framework"] = configuration.framework  # known also where no run came as far as to record it
-    return {"outcomes": outcomes, "exclusions": exclusions, "parity": _parity(numbers), **compared}
+    fits = False if numbers["oom_runs"] else True if configuration.counts else None
+    return {"outcomes": outcomes, "exclusions": exclusions, "parity": _parity(numbers), "fits": fits, **compared}
 
 
 def _counts(names: list[str]) -> str:

@@ -201,10 +201,10 @@ def _words_of_caveat(issue: Issue) -> tuple[str, str]:
             return f"not all of the compared runs recorded {names}", ": whether they match is not known"
         case Caveat.ABOVE_IDEAL:
             speed_up, ideal, fewer, more = _scaling(issue)
-            return (
-                f"{more} are {speed_up:.3g} times as fast as {fewer}, more than the ideal {ideal:.3g} times",
-                f": by chance, or {_CAUSES}",
-            )
+            told = f"{more} are {speed_up:.3g} times as fast as {fewer}, more than the ideal {ideal:.3g} times"
+            if MEMORY in issue.differences:
+                return f"{told}: the baseline is at its memory's limit ({at_limit_in_words(issue)})", ""
+            return told, f": by chance, or {_CAUSES}"
         case Caveat.DRIFT:
             return f"the speed of a machine changed by more than {PROBE_TOLERANCE:.0%} during a run: {shown}", (
                 ": quote a ratio only with its interval, which allows for the change"
@@ -232,6 +232,18 @@ _OTHER_CORES = (
     "its threads or workers left those that it was pinned to, so its times are those of more devices (let nothing "
     "change the affinity, and measure again)"
 )
+
+
+MEMORY = "memory"
+"""The entry of an `ABOVE_IDEAL` whose fewer devices were at their memory's limit: most retries, least headroom."""
+
+
+def at_limit_in_words(issue: Issue) -> str:
+    """ "up to 12 retries of the allocator in a run", "1.2 % left"; empty where memory explains nothing."""
+    retries, left = issue.differences.get(MEMORY, (0, None))
+    if retries:
+        return f"up to {retries:,} {'retry' if retries == 1 else 'retries'} of the allocator in a run"
+    return "" if left is None else f"{text.percent(left)} left"
 
 
 def _scaling(issue: Issue) -> tuple[float, float, str, str]:

@@ -15,6 +15,7 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 from analysis.comparison.issues import (
+    MEMORY,
     Blocker,
     Caveat,
     Issue,
@@ -156,25 +157,33 @@ class Pairing:
             issues.append(Issue(Blocker.SAMPLES, _samples(shortened[0])))
         if of_times and self.unlike_environments:
             issues.append(Issue(Blocker.ENVIRONMENT, self.unlike_environments))
-        elif of_times and (beyond := self._beyond("most", lambda ratio: ratio.low or ratio.median)):
-            issues.append(Issue(Blocker.SUPERLINEAR, beyond))
+        elif of_times:
+            beyond_most = self._beyond("most", lambda ratio: ratio.low or ratio.median)
+            unexplained = [beyond for beyond in beyond_most if MEMORY not in beyond]
+            issues += [Issue(Blocker.SUPERLINEAR, beyond) for beyond in unexplained[:1]]
         if of_times and (beyond := beyond_cores(self._runs)):
             issues.append(Issue(Blocker.CORES, beyond))
         if of_times and (beyond := beyond_peak(self._runs)):
             issues.append(Issue(Blocker.ABOVE_PEAK, beyond))
         return issues
 
-    def _beyond(self, limit: Literal["ideal", "most"], value_of: Callable[[Ratio], float]) -> Differences:
-        """Of the first two sides beyond this limit, the speed-up, the limit, and their devices; empty without such."""
-        for ratio, scaled in self._scalings:
+    def _beyond(self, limit: Literal["ideal", "most"], value_of: Callable[[Ratio], float]) -> list[Differences]:
+        """Of every two sides beyond this limit, the speed-up, the limit, their devices, and whether memory explains it;
+        those first of which it does.
+        """
+        found = []
+        for ratio, scaled, fewer in self._scalings:
             value, at = value_of(ratio), scaled.ideal if limit == "ideal" else scaled.most
             if value > at * (1 + _ROUNDING):
-                return {"speed-up": (value, at), "devices": (scaled.fewer, scaled.more)}
-        return {}
+                sides: Differences = {"speed-up": (value, at), "devices": (scaled.fewer, scaled.more)}
+                found.append(sides | at_memory_limit(fewer))
+        return sorted(found, key=lambda beyond: MEMORY not in beyond)
 
     @cached_property
-    def _scalings(self) -> list[tuple[Ratio, Scaling]]:
-        """Of every two sides that nothing but their devices tells apart, the speed-up by the further devices."""
+    def _scalings(self) -> list[tuple[Ratio, Scaling, list[ComparedRun]]]:
+        """Of every two sides that nothing but their devices tells apart, the speed-up by the further devices, and the
+        runs on the fewer ones.
+        """
         if not self.pairs or self._is_across_environments:
             return []
         found = []
@@ -188,8 +197,9 @@ class Pairing:
                     known[key] = scaling(*couple)
                 if scaled := known[key]:
                     alike[scaled].append(RepeatPair(repeat, couple))
-            ratios = ((self._of(of)._unblocked_ratio(PER_EPOCH), scaled) for scaled, of in alike.items())
-            found += [(ratio, scaled) for ratio, scaled in ratios if ratio]
+            for scaled, of in alike.items():
+                if ratio := self._of(of)._unblocked_ratio(PER_EPOCH):
+                    found.append((ratio, scaled, [pair.runs[0] for pair in of]))
         return found
 
     def _of(self, pairs: list[RepeatPair]) -> Pairing:
@@ -229,7 +239,7 @@ class Pairing:
             issues += disturbances(self._runs)
             # What is beyond belief blocks.
             above = self._beyond("ideal", lambda ratio: ratio.median)
-            issues += [Issue(Caveat.ABOVE_IDEAL, above)] if above and not self.blockers() else []
+            issues += [Issue(Caveat.ABOVE_IDEAL, above[0])] if above and not self.blockers() else []
         if missing := unrecorded(self._runs, of_times=of_times):
             issues.append(Issue(Caveat.UNRECORDED, dict.fromkeys(missing, (None, None))))
         return issues
@@ -317,6 +327,25 @@ def paired(one: Iterable[ComparedRun], other: Iterable[ComparedRun], *, across: 
 def _samples(couple: tuple[ComparedRun, ComparedRun]) -> Differences:
     low, high = sorted(run.epoch_samples or 0 for run in couple)
     return {"train_samples": (low, high)}
+
+
+LEAST_HEADROOM = 0.05
+"""Share of its memory that is left, below which a run is at its memory's limit."""
+
+
+def at_memory_limit(side: Sequence[ComparedRun]) -> Differences:
+    """What shows that a side was at its memory's limit, and so slower than its devices: in more than half of its runs
+    the allocator found no room and tried again, or less than `LEAST_HEADROOM` was left.
+
+    The most retries of a run and the least headroom; empty where nothing shows it, as where neither was measured.
+    """
+    retries = [run.value("allocator_retries") or 0 for run in side]
+    headroom = [run.value("memory_headroom") for run in side]
+    full = [left is not None and left < LEAST_HEADROOM for left in headroom]
+    if 2 * sum(tried > 0 or is_full for tried, is_full in zip(retries, full, strict=True)) <= len(side):
+        return {}
+    least = min((left for left in headroom if left is not None), default=None)
+    return {MEMORY: (int(max(retries)), least)}
 
 
 ABOVE_IDEAL = 1.05

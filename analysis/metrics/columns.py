@@ -75,7 +75,7 @@ _EXPRESSIONS: dict[Over, Callable[[pl.Expr], pl.Expr]] = {
 }
 
 
-def _of_site(key: str) -> pl.Expr:
+def of_site(key: str) -> pl.Expr:
     """A number of the run's site; null where it has none."""
     return pl.col("config_json").str.json_path_match(f"$.site.{key}").cast(pl.Float64, strict=False)
 
@@ -284,12 +284,12 @@ PER_RUN = (
     Metric("cost", "device_hours × site.price_per_device_hour, in that one's currency", type="float64",
         null=f"the run's site names no price, {_SEVERAL}", window="whole", repeats=Over.MEDIAN,
         heading="Cost of training", tables=("energy",), where_known=True,
-        row=pl.col("device_hours") * _of_site("price_per_device_hour")),
+        row=pl.col("device_hours") * of_site("price_per_device_hour")),
     Metric("co2_g", "energy of the training windows × site.grams_co2_per_kwh: of all GPUs, and of the processors "
         "where it was measured (RAPL, other programs' work included); on CPUs of these alone",
         null=f"the run's site does not name it, no energy of an epoch, {_SEVERAL}", window="whole",
         repeats=Over.MEDIAN, heading="CO₂ of training", tables=("energy",), where_known=True,
-        row=pl.when(_COMPLETE, _AT_ONCE).then(_energy_j() / 3.6e6 * _of_site("grams_co2_per_kwh"))),
+        row=pl.when(_COMPLETE, _AT_ONCE).then(_energy_j() / 3.6e6 * of_site("grams_co2_per_kwh"))),
     Metric("final_test_accuracy", "test accuracy after the last epoch", null=_UNFINISHED, repeats=Over.MEDIAN,
         heading="Final test accuracy", brief="test\nacc.", type="float64", unit="share",
         epochs=pl.col("test_accuracy").last(), row=pl.when(_COMPLETE).then("final_test_accuracy")),
@@ -309,6 +309,7 @@ PER_RUN = (
 """What is computed of each run, besides plain aggregates."""
 
 
+_NO_TIME = "no target, a repeat of the configuration never reaches it, or the run was resumed"
 PER_FACT = (
     text("group", "runs of the same work: only within it are runs compared", repeats=Over.SAME),
     text("configuration", "strategy × devices", repeats=Over.SAME, heading="Configuration",
@@ -330,6 +331,13 @@ PER_FACT = (
         null="no target, a repeat of the configuration never reaches it, an epoch without energy, or the run was "
         "resumed", window="whole", repeats=Over.MEDIAN, heading="GPU energy to the target accuracy",
         tables=("energy",)),
+    Column("device_hours_to_accuracy", "devices × time_to_accuracy_s ÷ 3600", unit="h", null=_NO_TIME, window="whole",
+        repeats=Over.MEDIAN),
+    Column("cost_to_accuracy", "device_hours_to_accuracy × site.price_per_device_hour, in that one's currency",
+        null=f"the run's site names no price, {_NO_TIME}", window="whole", repeats=Over.MEDIAN),
+    Column("co2_to_accuracy_g", "energy of the training windows up to accuracy_target × site.grams_co2_per_kwh, as in "
+        "co2_g", null=f"the run's site does not name it, an epoch without energy, {_NO_TIME}", window="whole",
+        repeats=Over.MEDIAN),
 )
 """What `facts` adds to the table `run` and to `per_run`."""
 
@@ -342,6 +350,10 @@ PER_CONFIGURATION = (
     text("exclusions", "how many runs don't count, by the reason", null="all count"),
     count("repeats", "runs that count: the numbers of this row are computed from them, or from disturbed ones where "
         "none counts", heading="Runs counted", show=Show.COUNTED, beside=("runs", "exclusions"), brief="runs"),
+    flag("fits", "whether it fits in memory: true where a run counts and none was out of memory, false where any was",
+        null="not known: no run counts, and none was out of memory", heading="Fits in memory", show=Show.FITS,
+        beside=("oom_runs", "repeats")),
+    count("oom_runs", "runs that were out of memory"),
     flag("disturbed", "whether the numbers of this row are those of runs that others disturbed: they are shown, and "
         "compared with nothing"),
     text("baseline", "the configuration that this one is compared with: the one that was chosen (`report --baseline`, "
@@ -381,6 +393,44 @@ PER_CONFIGURATION = (
         "the closing check after training did not end", heading="Parity passed"),
 )
 """What is computed of each configuration, besides what aggregates its runs (`Column.repeats`)."""
+
+_NOT_TAKEN = "no run has it, or others disturbed an epoch of one"
+_PRICED = f"the site names none, {_NOT_TAKEN}"
+PAIRS = (
+    text("group", "the work of both"),
+    count("devices", "devices of each, over all nodes", heading="Devices", tables=("pairs",)),
+    text("configuration", "the first of the two", heading="Configuration", tables=("pairs",), show=Show.CONFIGURATION),
+    text("other", "the second of the two", heading="The other", tables=("pairs",), show=Show.CONFIGURATION),
+    text("verdict", "how the other compares: faster or slower than the configuration, and so on as in `summary`; it "
+        "allows for all verdicts of this table", heading="The other is", tables=("pairs",), show=Show.VERDICT,
+        beside=("pairs",)),
+    Column("speed_ratio", "how many times as fast the other trains, steady state: median of paired repeats, by time, "
+        "or per sample where epochs hold unequally many", null=f"not comparable, or {_NO_PAIR}",
+        heading="Times as fast", tables=("pairs",), show=Show.INTERVAL, beside=("speed_ratio_low", "speed_ratio_high")),
+    Column("speed_ratio_low", f"lower {_INTERVAL} speed_ratio", null="too few pairs, or measured apart"),
+    Column("speed_ratio_high", f"upper {_INTERVAL} speed_ratio", null="too few pairs, or measured apart"),
+    count("pairs", "repeats that were paired", heading="Paired repeats", tables=("pairs",)),
+    Column("energy_ratio", "energy per sample of the other ÷ that of the configuration: median over paired repeats",
+        null="no GPU, not measured, or not comparable", heading="Energy per sample, times", tables=("pairs",),
+        where_known=True, show=Show.INTERVAL, beside=("energy_ratio_low", "energy_ratio_high")),
+    Column("energy_ratio_low", f"lower {_INTERVAL} energy_ratio", null="too few pairs, or measured apart"),
+    Column("energy_ratio_high", f"upper {_INTERVAL} energy_ratio", null="too few pairs, or measured apart"),
+    share("until_accuracy", "the test accuracy up to which the following are: that of `report --target`",
+        null="none was chosen: they are of the whole training"),
+    Column("device_hours", "of the configuration, median over its runs: devices × training time ÷ 3600", unit="h",
+        null=_NOT_TAKEN, heading="Device-hours", tables=("pairs",), where_known=True),
+    Column("other_device_hours", "of the other, likewise", unit="h", null=_NOT_TAKEN,
+        heading="Device-hours of the other", tables=("pairs",), where_known=True),
+    Column("cost", "device_hours × site.price_per_device_hour", null=_PRICED, heading="Cost", tables=("pairs",),
+        where_known=True),
+    Column("other_cost", "of the other, likewise", null=_PRICED, heading="Cost of the other", tables=("pairs",),
+        where_known=True),
+    Column("co2_g", "energy × site.grams_co2_per_kwh, median over its runs", null=_PRICED, heading="CO₂",
+        tables=("pairs",), where_known=True),
+    Column("other_co2_g", "of the other, likewise", null=_PRICED, heading="CO₂ of the other", tables=("pairs",),
+        where_known=True),
+)
+"""Of every two configurations of one work on equally many devices."""
 # fmt: on
 
 _ROWS_OF_RUNS = ("pushes", "steps", "parity", "phases", "preprocess")
@@ -466,18 +516,18 @@ def _ordered(columns: Iterable[Column], first: tuple[str, ...]) -> tuple[Column,
 def tables_columns() -> dict[str, tuple[Column, ...]]:
     """The columns of the report's files, by table."""
     epochs = (*TABLES["epochs"], *per_epoch_columns())
-    return {"configurations": summary_columns(), "runs": facts_columns(), "epochs": epochs}
+    return {"configurations": summary_columns(), "pairs": PAIRS, "runs": facts_columns(), "epochs": epochs}
 
 
 def page_columns(table: Place) -> tuple[Column, ...]:
     """The columns of a table of the report's page."""
-    columns = facts_columns() if table == "runs" else summary_columns()
-    return tuple(c for c in _ordered(columns, FIRST[table]) if c.heading and table in c.tables)
+    columns = {"runs": facts_columns, "pairs": lambda: PAIRS}.get(table, summary_columns)()
+    return tuple(c for c in _ordered(columns, FIRST.get(table, ())) if c.heading and table in c.tables)
 
 
 def explained_columns() -> tuple[Column, ...]:
     """Each column once that the page explains, as of a run where it is in both tables."""
-    columns = (*summary_columns(), *per_run_columns(), *page_columns("runs"))
+    columns = (*page_columns("pairs"), *summary_columns(), *per_run_columns(), *page_columns("runs"))
     return tuple({column.name: column for column in columns}.values())
 
 

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from analysis.metrics.columns import aggregates, of_epochs, of_row, per_run_columns, row_aggregates, run_aggregates
+from analysis.metrics.columns import (
+    aggregates,
+    of_epochs,
+    of_row,
+    of_site,
+    per_run_columns,
+    row_aggregates,
+    run_aggregates,
+)
 from analysis.metrics.disturbance import disturbances
 from analysis.metrics.epochs import AS_TEXT, measured, numbered, run_and
 from analysis.metrics.stragglers import imbalance, step_times
@@ -354,13 +362,34 @@ def energy_to_accuracy(runs: Runs, target: Target) -> pl.DataFrame:
     Null where one of these epochs has none (`telemetry_flags` says why), and of resumed runs: they warm up more than
     once, and what an attempt used after its last checkpoint is in no epoch. Runs that never reach it have no row.
     """
-    epochs = _beside(runs, target)
-    there = _THERE.fill_null(False)
-    # Epochs are in order: those before the first that is there, and that one.
-    needed = epochs.filter(there.any().over("run_id"), there.cum_sum().over("run_id") - there.cast(pl.UInt32) == 0)
     known = pl.all_horizontal(pl.col("gpu_energy_j", "training_time_s").is_not_null()).all()
-    sums = needed.group_by("run_id").agg(energy_to_accuracy_j=pl.when(known).then(pl.col("gpu_energy_j").sum()))
-    return sums.with_columns(AS_TEXT)
+    energy = pl.when(known).then(pl.col("gpu_energy_j").sum())
+    return _needed(runs, target).group_by("run_id").agg(energy_to_accuracy_j=energy).with_columns(AS_TEXT)
+
+
+def _needed(runs: Runs, target: Target) -> pl.DataFrame:
+    """The epochs before the first that reaches the target, and that one, of the runs that do; they are in order."""
+    there = _THERE.fill_null(False)
+    before = there.cum_sum().over("run_id") - there.cast(pl.UInt32) == 0
+    return _beside(runs, target).filter(there.any().over("run_id"), before)
+
+
+def co2_to_accuracy(runs: Runs, target: Target) -> pl.DataFrame:
+    """`run_id` and `co2_to_accuracy_g`: energy of the training windows up to and with the first epoch whose test
+    accuracy is `target`, as in `co2_g` of GPUs and, where known, processors, × the site's grams per kWh.
+
+    Null likewise, and where the site does not name it.
+    """
+    sums = [
+        pl.when(pl.col(name).is_not_null().all()).then(pl.col(name).sum()) for name in ("gpu_energy_j", "cpu_energy_j")
+    ]
+    at_once = pl.col("training_time_s").is_not_null().all()
+    energies = _needed(runs, target).group_by("run_id").agg(gpus=sums[0], processors=sums[1], at_once=at_once)
+    rows = energies.with_columns(AS_TEXT).join(runs.run.select("run_id", "device_type", "config_json"), on="run_id")
+    on_gpus = pl.col("device_type") == "cuda"
+    energy_j = pl.when(on_gpus).then(pl.col("gpus") + pl.col("processors").fill_null(0.0)).otherwise("processors")
+    co2_g = pl.when("at_once").then(energy_j / 3.6e6 * of_site("grams_co2_per_kwh"))
+    return rows.select("run_id", co2_to_accuracy_g=co2_g)
 
 
 def efficiency(speed_up: float | None, *, times_devices: float | None) -> float | None:

@@ -25,7 +25,7 @@ from analysis.comparison.baseline import (
 from analysis.comparison.campaign import campaign
 from analysis.comparison.configurations import facts, summary
 from analysis.comparison.exclusions import Exclusion, disturbed_lines
-from analysis.comparison.issues import FLAGS, PROBE_TOLERANCE, Caveat, is_quotable
+from analysis.comparison.issues import FLAGS, PROBE_TOLERANCE, Caveat, at_limit_in_words, is_quotable
 from analysis.comparison.ratio import DECIDING_REPEATS, MOST_FURTHER
 from analysis.comparison.verdict import SpeedVerdict
 from analysis.comparison.work import IS_ONE_DEVICE, IS_PROGRAM, configurations
@@ -61,7 +61,7 @@ def findings(runs: Runs) -> list[str]:
 
 
 def _beside(runs: Runs) -> list[str]:
-    return [*of_programs(runs), *_parity(runs), *_memory(runs), *_energy(runs)]
+    return [*of_programs(runs), *_parity(runs), *_fits(runs), *_memory(runs), *_energy(runs)]
 
 
 def _parity(runs: Runs) -> list[str]:
@@ -81,6 +81,65 @@ def _parity(runs: Runs) -> list[str]:
 
 _MOST_LISTED = 4
 """Configurations of which the speed-up is told, and a cost of each; of more, the least and the most of all."""
+
+
+SMALL_HEADROOM = 0.2
+"""Share of the memory that is left, below which a reader is told."""
+
+
+def _fits(runs: Runs) -> list[str]:
+    """On how many devices each strategy fits in memory, and how full it was at most, those that ran out of it first.
+
+    Of a work in which any run was out of memory all its strategies are told, as the others say what fits; of any other
+    work those that left less than `SMALL_HEADROOM`. An unknown headroom alone is no reason. Devices are those of runs
+    that count: nothing is said of others between or beyond.
+    """
+    rows = summary(runs).with_columns(
+        failed=(pl.col("oom_runs") > 0).any().over("group"),
+        left=pl.col("memory_headroom").filter(pl.col("repeats") > 0).min().over("group", "variant", "nodes"),
+        lost=(pl.col("oom_runs") > 0).any().over("group", "variant", "nodes"),
+    )
+    told = rows.filter(pl.col("failed") | (pl.col("left") < SMALL_HEADROOM))
+    of_strategies = told.sort(~pl.col("lost"), "left", maintain_order=True, nulls_last=True).group_by(
+        "group", "variant", "nodes", maintain_order=True
+    )
+    several = rows["group"].n_unique() > 1
+    lines = []
+    for (group, variant, nodes), members in of_strategies:
+        name = f"{variant} on {nodes} nodes" if int(str(nodes)) > 1 else str(variant)
+        if words := _where_it_fits(members.sort("devices").to_dicts()):
+            lines.append(f"{name}{f' ({group})' if several else ''} {words}")
+    return [f"Memory: {text.listed(lines, most=_MOST_LISTED, sep='; ')}."] if lines else []
+
+
+def _where_it_fits(rows: list[dict[str, Any]]) -> str:
+    """Of one strategy, by devices; empty where nothing is known."""
+    fitting, failing = ([row for row in rows if row["fits"] is known] for known in (True, False))
+    if not (fitting or failing):
+        return ""
+    if not fitting:
+        failed, of = (sum(row[name] for row in failing) for name in ("oom_runs", "repeats"))
+        tried = count_of(failing[-1]["devices"], "device")
+        where = f"fits nowhere, on {tried} at most" if len(failing) > 1 else f"does not fit on {tried}"
+        return f"{where} (out of memory in {failed} of {count_of(failed + of, 'run')})"
+    on = text.listed([str(row["devices"]) for row in fitting], most=len(fitting))
+    lost = [f"{row['devices']} ({row['oom_runs']} of {row['oom_runs'] + row['repeats']} runs)" for row in failing]
+    not_on = f", but is out of memory on {text.listed(lost, most=len(lost))}" if lost else ""
+    return f"fits on {on} device{'' if on == '1' else 's'}{not_on}{_fullest(fitting)}"
+
+
+_LIMITED_BY = {"device": "the device's memory", "node": "the node's memory", "cgroup": "the cgroup's limit"}
+
+
+def _fullest(fitting: list[dict[str, Any]]) -> str:
+    """The most of its memory that any of these took."""
+    known = [row for row in fitting if row["memory_headroom"] is not None]
+    if not known:
+        return "; how full it was is not known"
+    least = min(known, key=lambda row: row["memory_headroom"])
+    whole = f"{text.number(least['memory_limit_bytes'] / 2**30)} GiB"
+    by = _LIMITED_BY.get(least["memory_limit_by"], "its limit")
+    return f"; at most {text.percent(1 - least['memory_headroom'])} of {whole}, on {least['devices']} ({by})"
 
 
 def _memory(runs: Runs) -> list[str]:
@@ -438,8 +497,20 @@ def _compared(runs: Runs) -> pl.DataFrame:
     several = rows["framework"].n_unique() > 1
     rows = rows.filter(pl.col("speed_up").is_not_null(), pl.col("verdict") != SpeedVerdict.BASELINE.value)
     return rows.with_columns(
-        drifted=pl.col("configuration_place").is_in(list(_drifted(runs))), several_frameworks=pl.lit(several)
+        drifted=pl.col("configuration_place").is_in(list(_drifted(runs))),
+        several_frameworks=pl.lit(several),
+        at_limit=pl.col("configuration_place").replace_strict(_at_limit(runs), default="", return_dtype=pl.String),
     )
+
+
+@once
+def _at_limit(runs: Runs) -> dict[int, str]:
+    """The places of the configurations that are faster than they can be, as the baseline was at its memory's limit →
+    what shows it.
+    """
+    found = campaign(runs).others
+    caveats = ((each.place, caveat) for each, pairing in found for caveat in pairing.caveats(per_sample=True))
+    return {place: words for place, caveat in caveats if (words := at_limit_in_words(caveat))}
 
 
 @once
@@ -473,7 +544,9 @@ def _gained(row: dict[str, Any], *, named: bool) -> str:
             whole = more * row["efficiency_with_startup"]
             rest += f"; whole runs of this length, start-up included, {text.fixed(whole, 2)} times as fast"
         if max(row["efficiency"], row["efficiency_with_startup"] or 0) > 1 + 1e-9:
-            rest += f" (more than the ideal: by chance, by an error, or {baseline} alone lacks cache or memory)"
+            by = f"{baseline} is at its memory's limit, {row['at_limit']}" if row["at_limit"] else ""
+            or_by = f"by chance, by an error, or {baseline} alone lacks cache or memory"
+            rest += f" (more than the ideal: {by or or_by})"
     if row["verdict"] == SpeedVerdict.NOT_INTERLEAVED:
         return f"{does} {speed} ({pairs}, but measured apart from it: no interval){rest}."
     if row["speed_up_low"] is None:

@@ -25,6 +25,7 @@ from analysis.claims.figures import is_reproduction
 from analysis.comparison.baseline import baseline_in_words, in_words
 from analysis.comparison.configurations import facts, summary
 from analysis.comparison.exclusions import Exclusion, require_finished
+from analysis.comparison.pairs import of_equal_devices
 from analysis.comparison.verdict import SpeedVerdict
 from analysis.comparison.work import IS_PROGRAM, natural
 from analysis.figures import draw, svg
@@ -58,7 +59,7 @@ FILTERS = ("data", "model", "strategy", "devices")
 """Columns of `facts` by which the page can be filtered."""
 MOST_EPOCHS = 100_000
 """Most rows of the table of epochs as CSV. A longer table is Parquet, a hundredth as large."""
-MOST_ROWS = {"configurations": 300, "energy": 300, "runs": 200}
+MOST_ROWS = {"configurations": 300, "energy": 300, "runs": 200, "pairs": 100}
 """Most rows of a table of the page. A browser would take seconds to lay out more."""
 MOST_ON_PAPER = 100
 """Most rows of the table of runs that are printed while it is folded."""
@@ -153,6 +154,7 @@ def script_json(value: Any) -> str:
 def tables(runs: Runs) -> Iterator[Table]:
     """All that are written."""
     yield Table("configurations", summary(runs), sentence.captioned(runs))
+    yield Table("pairs", of_equal_devices(runs))
     yield publication.accuracy_table(publication.accuracies(runs))
     yield publication.experiment_table(publication.experiment(runs))
     yield publication.hyperparameter_table(publication.hyperparameters(runs))
@@ -193,6 +195,8 @@ def render(runs: Runs, figures: Sequence[Figure], images: Mapping[str, str], fil
         **_figures(figures, images),
         configurations=_table(summary(runs), "configurations"),
         energy=_table(with_energy(summary(runs)), "energy"),
+        pairs=_table(of_equal_devices(runs), "pairs"),
+        pairs_target=None if runs.target is None else text.accuracy(runs.target),
         **_runs_table(facts(runs)),
         **_filters(facts(runs)),
         explained=explained_columns(),
@@ -355,7 +359,7 @@ class PageTable(NamedTuple):
     """Rows that only the file has."""
 
 
-ALWAYS = ("configuration", "slug", "repeats", "outcome", "steady_epoch_time_s", "speed_up", "verdict")
+ALWAYS = ("configuration", "slug", "repeats", "outcome", "steady_epoch_time_s", "speed_up", "verdict", "other")
 """Columns that a table of the page shows even where all rows are alike, as far as they have any value."""
 
 
@@ -412,6 +416,8 @@ class Glance(NamedTuple):
     verdict: str = ""
     speed_up: str = ""
     interval: str = ""
+    memory: str = ""
+    """How many of its runs were out of memory, or how little of it they left."""
 
     @property
     def mark(self) -> str:
@@ -510,4 +516,12 @@ def _told_apart(groups: list[str]) -> tuple[str, dict[str, str]]:
 def _cell(row: dict[str, Any]) -> Glance:
     low, high = row["speed_up_low"], row["speed_up_high"]
     speed_up = "" if row["speed_up"] is None else f"{text.estimate(row['speed_up'], low, high)} ×"
-    return Glance(row["verdict"], speed_up, "" if low is None else text.interval_of_95(low, high))
+    return Glance(row["verdict"], speed_up, "" if low is None else text.interval_of_95(low, high), _memory(row))
+
+
+def _memory(row: dict[str, Any]) -> str:
+    if failed := row["oom_runs"]:
+        what = "" if row["verdict"] == _IN_WORDS[Exclusion.OOM.value] else "out of memory "
+        return f"{what}in {failed} of {failed + row['repeats']}"
+    left = row["memory_headroom"]
+    return f"{text.percent(left)} of memory left" if left is not None and left < answers.SMALL_HEADROOM else ""

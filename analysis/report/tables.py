@@ -117,12 +117,18 @@ def _interval(*ends: float | None) -> str:
     return shown.replace("–", "\u2060–\u2060") if "(" in shown else shown  # breaks before its interval only
 
 
-def _verdict(value: str | None, pairs: int, framework: str) -> str:
+def _verdict(value: str | None, pairs: int, framework: str = "torch") -> str:
     if value == SpeedVerdict.BASELINE:
         return value if framework == "torch" else f"{value} of {framework}"
     if value == SpeedVerdict.TOO_FEW:
         return f"too\u00a0few\u00a0(n={pairs})"  # in one line: the column is narrow
     return _plain(value)
+
+
+def _fits(value: bool | None, out_of_memory: int, counted: int) -> str:
+    if value is None:
+        return text.MISSING
+    return "yes" if value else f"no, in {out_of_memory} of {out_of_memory + counted}"
 
 
 def _exclusion(value: str | None, detail: str | None) -> str:
@@ -148,6 +154,7 @@ _WRITERS: dict[Show, Callable[..., str]] = {
     Show.KNOWN: _known,
     Show.PASSED: text.parity,
     Show.VERDICT: _verdict,
+    Show.FITS: _fits,
     Show.EXCLUSION: _exclusion,
 }
 

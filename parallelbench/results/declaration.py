@@ -15,7 +15,7 @@ Type = Literal["", "string", "int32", "int64", "float64", "bool"]
 """As Arrow names it; empty: what the end of the name says."""
 Unit = Literal["s", "h", "bytes", "samples/s", "tokens/s", "bytes/s", "flop/s", "J", "W", "Hz", "°C", "g", "share"]
 """A share is from 0 to 1."""
-Place = Literal["configurations", "energy", "runs"]
+Place = Literal["configurations", "energy", "runs", "pairs"]
 """A table of the report's page."""
 Window = Literal["first", "second", "steady", "whole"]
 """Epochs of a run that are judged together: its first one, its second, all but each attempt's first, or all of them."""
@@ -90,6 +90,8 @@ class Show(StrEnum):
     """Passed, failed or not checked."""
     VERDICT = "verdict"
     """Beside it, the pairs that it rests on."""
+    FITS = "fits"
+    """Whether it fits in memory; beside it, how many runs were out of memory, and how many count."""
     EXCLUSION = "exclusion"
     """Why a run doesn't count; beside it, the run's own detail."""
 

@@ -1,0 +1,84 @@
+"""Which of these, really? Every two configurations of one work on equally many devices, beside each other."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from analysis.comparison.baseline import ENERGY
+from analysis.comparison.campaign import campaign
+from analysis.comparison.configurations import summary
+from analysis.comparison.ratio import PER_EPOCH, of_several
+from analysis.comparison.verdict import SpeedVerdict, of_speed
+from analysis.metrics.columns import PAIRS
+from analysis.runs.published import TYPES
+from analysis.runs.reader import once
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from analysis.comparison.campaign import Configuration
+    from analysis.comparison.pairing import Pairing
+    from analysis.comparison.ratio import Ratio
+    from analysis.runs.reader import Runs
+
+
+TAKEN = ("device_hours", "cost", "co2_g")
+"""What a configuration took of which each row tells both sides', of `summary`."""
+_TO_ACCURACY = ("device_hours_to_accuracy", "cost_to_accuracy", "co2_to_accuracy_g")
+"""The same up to the accuracy that was chosen."""
+
+
+@once
+def of_equal_devices(runs: Runs) -> pl.DataFrame:
+    """One row per two configurations that count, of one work and equally many devices; the columns are `PAIRS`.
+
+    All its verdicts are one family. A ratio is that of `compare --by configuration=configuration,other`.
+    """
+    found = campaign(runs)
+    couples = [
+        (one, other, found.pair(one, other))
+        for members in found.groups.values()
+        for one, other in combinations([each for each in members if each.counts], 2)
+        if one.devices == other.devices
+    ]
+    error = of_several(pairing.speed_up() for *_, pairing in couples)
+    taken = _taken(runs)
+    rows = [_row(*couple, error=error, taken=taken) | {"until_accuracy": runs.target} for couple in couples]
+    return pl.DataFrame(rows, schema={column.name: TYPES[column.type] for column in PAIRS}, orient="row")
+
+
+def _taken(runs: Runs) -> list[dict[str, float | None]]:
+    """Of each configuration what it took; null where others disturbed an epoch of any of its runs."""
+    names = TAKEN if runs.target is None else _TO_ACCURACY
+    quiet = pl.col("whole_disturbed").fill_null(value=False).not_()
+    known = (pl.when(quiet).then(name).alias(to) for name, to in zip(names, TAKEN, strict=True))
+    return summary(runs).select(*known).to_dicts()
+
+
+def _row(
+    one: Configuration, other: Configuration, pairing: Pairing, *, error: float, taken: list[dict[str, float | None]]
+) -> dict[str, Any]:
+    speed, energy = pairing.speed_up(), pairing.ratio(ENERGY)
+    ratios: Mapping[str, Ratio | None] = {"speed_ratio": speed, "energy_ratio": energy}
+    row: dict[str, Any] = {
+        "group": one.group,
+        "devices": one.devices,
+        "configuration": one.name,
+        "other": other.name,
+        "verdict": _verdict(pairing, speed and speed.at(error)).value,
+        "pairs": speed.n if speed else 0,
+    }
+    for name, ratio in ratios.items():
+        row |= {name: ratio and ratio.median, f"{name}_low": ratio and ratio.low, f"{name}_high": ratio and ratio.high}
+    return row | taken[one.place] | {f"other_{name}": value for name, value in taken[other.place].items()}
+
+
+def _verdict(pairing: Pairing, speed: Ratio | None) -> SpeedVerdict:
+    if pairing.blockers():
+        return SpeedVerdict.NOT_COMPARABLE
+    sides = [[run for pair in pairing.pairs for run in pair.runs[side : side + 1]] for side in (0, 1)]
+    untimed = pairing.pairs and not all(any(run.value(PER_EPOCH.metric) for run in side) for side in sides)
+    return SpeedVerdict.NO_STEADY_EPOCH if untimed else of_speed(speed)
