@@ -191,7 +191,7 @@ def remediable(runs: Runs) -> list[Note]:
     return [
         *([few] if few else []),
         *(pairing.apart for _, pairing in campaign(runs).others if is_one and pairing.is_apart),
-        *(Note(Code.UNDECIDED, remedy=Remedy(repeats)) for repeats in undecided),
+        *map(_would_decide, undecided),
         *(Note(Code.CLAIM, remedy=Remedy(each.repeats)) for each in judged(runs) if each.repeats),
         *([Note(Code.FAILED, remedy=Remedy(retry=frozenset({Exclusion.ERROR.value})))] if failed else []),
         *disturbed_runs(runs),

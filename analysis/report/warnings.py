@@ -261,11 +261,6 @@ def _recorded(runs: Runs) -> list[Note]:
     ]
 
 
-def environment_warnings(runs: Runs) -> list[str]:
-    """Warnings about other jobs, runs that were not interleaved, and different environments, one line each."""
-    return write([*_shared(runs), *limits(runs), *_environments(runs)])
-
-
 def _shared(runs: Runs) -> list[Note]:
     """Whether other jobs ran beside the measured ones."""
     environments = environments_of(runs)
