@@ -142,14 +142,6 @@ def _telling(digits: int, *ends: float) -> int:
     return next(enough, _MOST_DIGITS)
 
 
-def together(verdicts: int) -> str:
-    """What holds of several verdicts that are looked at together."""
-    return (
-        f"The verdicts allow for each other ({verdicts} of them): on average at most 1 in 20 of those that say faster "
-        "or slower is wrong. So one may show no difference where its own 95 % interval leaves out 1."
-    )
-
-
 def sentence(words: str) -> str:
     """ "the sides differ" → "The sides differ."."""
     return f"{words[:1].upper()}{words[1:]}."

@@ -15,7 +15,8 @@ from analysis.claims.claim import LAST, OF_SAMPLES, PER_EPOCH, TO_ACCURACY, UNTI
 from analysis.claims.effects import effects, is_unreached, labels, unusable, usable, values
 from analysis.comparison.campaign import campaign
 from analysis.comparison.configurations import facts
-from analysis.comparison.issues import Blocker, Issue, warmed
+from analysis.comparison.issues import warmed
+from analysis.comparison.notes import Code, Note
 from analysis.comparison.pairing import Pairing, choice_of, pairing_of
 from analysis.comparison.ratio import ENOUGH_REPEATS, ERROR, Ends, Spread, error_of_each, ratio_median, repeats_to_add
 from analysis.metrics.disturbance import is_disturbed
@@ -349,7 +350,7 @@ class ClaimedEffect:
             return None
         return ratio_median(known) if self._is_ratio(known) else median(known)
 
-    def _blockers(self, metric: str) -> tuple[Issue, ...]:
+    def _blockers(self, metric: str) -> tuple[Note, ...]:
         """What forbids to compare these runs by a metric."""
         found = (
             pairing.blockers(of_times=metric not in UNTIMED, per_epoch=metric in OF_SAMPLES, metric=metric)
@@ -357,7 +358,7 @@ class ClaimedEffect:
         )
         return next(filter(None, found), ()) or self._warmed(metric)
 
-    def _warmed(self, metric: str) -> tuple[Issue, ...]:
+    def _warmed(self, metric: str) -> tuple[Note, ...]:
         """What a parity check before the training forbids of metrics of each epoch, where the first one is meant."""
         epochs = set[int | str]().union(*(self.claim.epochs(contrast) for contrast in self.claim.contrasts))
         runs = [run for pair in self.pairing.pairs for run in pair.runs]
@@ -370,7 +371,10 @@ class ClaimedEffect:
         issues = self._blockers(self.claim.metric)
         repeats = len(self.effect.readings)
         if missed := repeats - len(self.effect.known):
-            issues = (Issue(Blocker.UNREACHED, {f"{self.claim.target:g}": (missed, repeats)}), *issues)
+            issues = (
+                Note(Code.UNREACHED, {"missed": missed, "repeats": repeats, "target": self.claim.target}),
+                *issues,
+            )
         return "; ".join(map(str, issues))
 
     @cached_property

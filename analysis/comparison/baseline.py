@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from analysis import text
 from analysis.comparison.campaign import campaign
 from analysis.comparison.exclusions import Exclusion
-from analysis.comparison.issues import Blocker, Caveat, Issue, refusal, said_once, unlike_probes
+from analysis.comparison.issues import unlike, unlike_probes
+from analysis.comparison.notes import Code, Note, Subject, write
 from analysis.comparison.pairing import Pairing, RepeatPair
 from analysis.comparison.ratio import of_several
 from analysis.comparison.verdict import SpeedVerdict, of_speed
@@ -18,25 +19,30 @@ from analysis.runs.reader import once
 from parallelbench.errors import count_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from analysis.comparison.campaign import Campaign, Configuration
     from analysis.comparison.ratio import Ratio
     from analysis.runs.reader import Runs
 
 
-def without_baseline(runs: Runs) -> list[str]:
-    """The configurations that are compared with nothing, and why, in sentences."""
+def subjects_of(found: Campaign, configurations: Iterable[Configuration]) -> tuple[Subject, ...]:
+    """Configurations as notes name them."""
+    several = len(found.groups) > 1
+    return tuple(Subject(each.name, each.group if several else "") for each in configurations)
+
+
+def without_baseline(runs: Runs) -> list[Note]:
+    """The configurations that are compared with nothing, and why."""
     found = campaign(runs)
     lost: dict[tuple[str, str], list[Configuration]] = defaultdict(list)
     for each in found.counted:
         if found.baseline_of(each) is None:
             lost[each.group, each.framework].append(each)
-    reasons: dict[str, list[str]] = defaultdict(list)
-    for (group, framework), members in lost.items():
-        names = text.listed([each.name for each in members], sep="; ")
-        reasons[_why_without(found, group, framework)].append(f"{names} ({group})")
-    return [f"No speed-up for {text.listed(names, sep='; ')}: {reason}." for reason, names in reasons.items()]
+    return [
+        Note(Code.NO_BASELINE, {"why": _why_without(found, *key)}, subjects_of(found, members))
+        for key, members in lost.items()
+    ]
 
 
 def _why_without(found: Campaign, group: str, framework: str) -> str:
@@ -82,17 +88,20 @@ def baseline_in_words(runs: Runs) -> str:
 
 def stand_ins_in_words(runs: Runs) -> list[str]:
     """Why speed-ups are not over one device: a sentence for each such baseline, with its repeats without a pair."""
-    told: dict[tuple[str, str], list[str]] = defaultdict(list)
-    found = campaign(runs)
+    return write(stand_in_notes(runs))
+
+
+def stand_in_notes(runs: Runs) -> list[Note]:
+    """The baselines on several devices, why one device is none, and their repeats without a pair."""
+    notes, found = [], campaign(runs)
     for one, single in stand_ins(runs):
         failed = failed_repeats(one)
         chosen = found.chosen_among([each for each in found.groups[one.group] if each.framework == one.framework])
         lost = f". Of its repeats {failed}, without a pair" if failed else ""
         which = "" if chosen is one else ", the first one on the fewest devices that count"
-        told[one.name, f"{which}: {why_not_one_device(single)}{lost}"].append(one.group)
-    several = len(found.groups) > 1
-    works = {key: f" ({text.listed(groups, sep='; ')})" if several else "" for key, groups in told.items()}
-    return [f"Speed-ups are over {name}{works[name, why]}{why}." for name, why in told]
+        why = f"{which}: {why_not_one_device(single)}{lost}"
+        notes.append(Note(Code.STAND_IN, {"why": why}, subjects_of(found, [one])))
+    return notes
 
 
 def why_not_one_device(one: Configuration | None) -> str:
@@ -141,6 +150,12 @@ def beside_fastest(
 def refused(runs: Runs, *, brief: bool = False) -> list[str]:
     """What is not compared with its baseline, with what differs and, unless `brief`, details and remedies, in
     sentences.
+    """
+    return write(refusals(runs), brief=brief)
+
+
+def refusals(runs: Runs) -> list[Note]:
+    """What is not compared with its baseline, and why.
 
     `compare` judges all groups of a configuration at once, so that the keys of all are named.
     """
@@ -148,41 +163,35 @@ def refused(runs: Runs, *, brief: bool = False) -> list[str]:
     keys: dict[str, dict[str, None]] = defaultdict(dict)
     for each, pairing in found.others:
         keys[each.name] |= dict.fromkeys(pairing.unlike_environments)
-    several = len({each.group for each, _ in found.others}) > 1
-    of_groups: dict[tuple[str, str, str], list[str]] = defaultdict(list)
+    notes = []
     for each, pairing in found.others:
-        baseline = found.baseline_of(each)
-        for issue in pairing.blockers():
-            unlike = issue.kind is Blocker.ENVIRONMENT
-            whole = refusal(issue.differences, tuple(keys[each.name])) if unlike else str(issue)
-            words = f"{issue.brief} (see the warnings)" if brief else whole
-            of_groups[each.group, str(baseline), words].append(each.name)
-    alike: dict[tuple[tuple[str, ...], str, str], list[str]] = defaultdict(list)
-    for (group, baseline_name, words), members in of_groups.items():  # one line for all works of which this is true
-        alike[tuple(members), baseline_name, words].append(group)
-    lines = []
-    for (configurations, baseline_name, words), groups in alike.items():
-        works = f" ({text.listed(groups, sep='; ')})" if several else ""
-        lines.append(f"{text.listed(configurations)}{works} can't be compared with {baseline_name}: {words}.")
-    return lines
+        for note in pairing.blockers():
+            is_unlike = note.code in (Code.ENVIRONMENT, Code.MACHINES)
+            why = unlike(pairing.unlike_environments, tuple(keys[each.name])) if is_unlike else note
+            values = {"baseline": str(found.baseline_of(each)), "why": why}
+            notes.append(Note(Code.REFUSED, values, subjects_of(found, [each])))
+    return notes
 
 
-LIMITS = (Caveat.APART, Caveat.ORDER, Caveat.ABOVE_IDEAL)
+LIMITS = (Code.APART, Code.ORDER, Code.ABOVE_IDEAL, Code.AT_MEMORY_LIMIT)
 """What is said beside every speed-up; what else limits them is in the warnings."""
 
 
-def limited(runs: Runs, kinds: Collection[Caveat] = LIMITS, *, brief: bool = False) -> list[str]:
+def limited(runs: Runs, codes: Collection[Code] = LIMITS, *, brief: bool = False) -> list[str]:
     """What limits the comparisons with the baselines, in sentences, each with the configurations that it is true of;
     `brief`: without causes and remedies.
     """
-    found = campaign(runs).others
-    several = len({each.group for each, _ in found}) > 1
-    caveats = (
-        (f"{each.name} ({each.group})" if several else each.name, caveat)
-        for each, pairing in found
-        for caveat in pairing.caveats(per_sample=True)
-    )
-    return said_once(((name, caveat) for name, caveat in caveats if caveat.kind in kinds), brief=brief)
+    return write((note for note in limits(runs) if note.code in codes), brief=brief)
+
+
+def limits(runs: Runs) -> list[Note]:
+    """What limits the comparisons with the baselines."""
+    found = campaign(runs)
+    return [
+        note.about(*subjects_of(found, [each]))
+        for each, pairing in found.others
+        for note in pairing.caveats(per_sample=True)
+    ]
 
 
 def reported_differences(runs: Runs) -> set[str]:
@@ -192,14 +201,14 @@ def reported_differences(runs: Runs) -> set[str]:
 
 
 @once
-def unlike_groups(runs: Runs) -> dict[str, Issue]:
+def unlike_groups(runs: Runs) -> dict[str, Note]:
     """Group → why its configurations can't be ranked: what blocks a comparison of any two, or withholds its verdict."""
     found = campaign(runs)
-    issues = {group: _unlike(runs, [each for each in of if each.counts]) for group, of in found.groups.items()}
-    return {group: issue for group, issue in issues.items() if issue}
+    notes = {group: _unlike(runs, [each for each in of if each.counts]) for group, of in found.groups.items()}
+    return {group: note for group, note in notes.items() if note}
 
 
-def _unlike(runs: Runs, configurations: list[Configuration]) -> Issue | None:
+def _unlike(runs: Runs, configurations: list[Configuration]) -> Note | None:
     if not configurations:
         return None
     first = campaign(runs).baseline_of(configurations[0]) or configurations[0]
@@ -208,11 +217,11 @@ def _unlike(runs: Runs, configurations: list[Configuration]) -> Issue | None:
     every = [run for side in sides for run in side]
     alike = Pairing(tuple(RepeatPair(run.repeat, (every[0], run)) for run in every[1:]))
     entries = {key: values for key, values in alike.unlike_environments.items() if key not in PROBED}
-    if unlike := entries | unlike_probes(sides):
-        return Issue(Blocker.ENVIRONMENT, unlike)
+    if differences := entries | unlike_probes(sides):
+        return unlike(differences, tuple(differences))
     pairings = [campaign(runs).pair(first, other) for other in others]
-    blockers = (issue for pairing in pairings for issue in pairing.blockers())
-    withheld = (issue for pairing in pairings for issue in pairing.caveats() if issue.kind is Caveat.APART)
+    blockers = (note for pairing in pairings for note in pairing.blockers())
+    withheld = (note for pairing in pairings for note in pairing.caveats() if note.code is Code.APART)
     return next(blockers, None) or next(withheld, None)
 
 

@@ -12,6 +12,7 @@ from analysis import text
 from analysis.comparison.baseline import gain
 from analysis.comparison.campaign import campaign
 from analysis.comparison.exclusions import TIMING_ONLY, Exclusion, excluded
+from analysis.comparison.notes import MOST_NAMED, Code, Note, write
 from analysis.comparison.work import REFERENCE, labels, natural
 from analysis.metrics.columns import aggregate, of_site, repeated_columns, summary_columns
 from analysis.metrics.epochs import AS_TEXT, numbered
@@ -237,12 +238,13 @@ def _parity(configuration: Mapping[str, Any]) -> str:
     return words + (f", {unclosed} not checked after training" if unclosed else "")
 
 
-MOST_NAMED = 8
-"""Configurations that a sentence names."""
-
-
 def unreached(runs: Runs) -> list[str]:
-    """The configurations of which not every run reaches the chosen accuracy, with the best that they reach; one line
+    """The same as `unreached_notes`, in sentences."""
+    return write(unreached_notes(runs))
+
+
+def unreached_notes(runs: Runs) -> list[Note]:
+    """The configurations of which not every run reaches the chosen accuracy, with the best that they reach; one note
     where nobody does. Empty where none was chosen.
     """
     rows = facts(runs).filter("displayed")
@@ -257,15 +259,11 @@ def unreached(runs: Runs) -> list[str]:
     best = best.with_columns(name=pl.format("{} ({})", "configuration", "group") if several else "configuration")
     target = text.accuracy(runs.target)
     if best["reached"].sum() == 0:
-        return [f"No run reaches {target} test accuracy, which was chosen; {_best_of_all(best)}."]
+        return [Note(Code.NOBODY_REACHES, {"target": target, "best": _best_of_all(best)})]
     missed = best.filter(pl.col("reached") < pl.col("of")).rows(named=True)
     shown = [f"{row['name']} ({row['reached']} of {row['of']} runs, best {_exactly(row['best'])})" for row in missed]
-    never = "so they have no time to it"
-    return (
-        [f"Not every run reaches {target} test accuracy, {never}: {text.listed(shown, most=MOST_NAMED)}."]
-        if shown
-        else []
-    )
+    values = {"target": target, "best": text.listed(shown, most=MOST_NAMED)}
+    return [Note(Code.NOT_ALL_REACH, values)] if shown else []
 
 
 def _best_of_all(best: pl.DataFrame) -> str:

@@ -11,7 +11,8 @@ import polars as pl
 
 from analysis import text
 from analysis.comparison.counterparts import NO_COUNTERPART, held_against_one_device, unlike_one_device
-from analysis.comparison.issues import format_differences, unlike_contents
+from analysis.comparison.issues import unlike_contents
+from analysis.comparison.notes import Code, Note, Remedy, Subject, format_differences, write
 from analysis.comparison.run import compared_runs
 from analysis.comparison.work import labels
 from analysis.metrics.disturbance import SHARE, is_disturbed
@@ -197,20 +198,19 @@ def format_exclusions(runs: Runs) -> list[str]:
     """Per configuration how many of its runs don't count and why, then the folders that were not read."""
     skipped = format_skipped(runs.skipped)
     more = [f"Skipped: {len(skipped) - MOST} more."] if len(skipped) > MOST else []
-    return [
-        *disturbed_lines(runs),
-        *disturbed_times(runs),
-        *_excluded_lines(runs),
-        *unchecked(runs),
-        *skipped[:MOST],
-        *more,
-    ]
+    notes = [*disturbed_runs(runs), *disturbed_times(runs), *_not_counted(runs), *unchecked(runs)]
+    return [*write(notes), *skipped[:MOST], *more]
 
 
 def disturbed_lines(runs: Runs, *, advise: bool = True) -> list[str]:
     """The configurations whose runs others disturbed, what of them is withheld and what is shown, with the remedy
     unless the caller has one for all.
     """
+    return write(disturbed_runs(runs), brief=not advise)
+
+
+def disturbed_runs(runs: Runs) -> list[Note]:
+    """The configurations whose runs others disturbed: those of which no run counts, and those of which others do."""
     known = labels(runs).join(excluded(runs), on="run_id", how="left").join(per_run(runs), on="run_id")
     disturbed = pl.col("exclusion") == Exclusion.DISTURBED.value
     rows = known.group_by("configuration", "group", maintain_order=True).agg(
@@ -218,20 +218,14 @@ def disturbed_lines(runs: Runs, *, advise: bool = True) -> list[str]:
         share=pl.col("steady_lost_share").filter(disturbed).max(),
         suspended_s=pl.col("longest_suspension_s").filter(disturbed).max(),
     ).filter(pl.col("disturbed") > 0)  # fmt: skip
-    withheld = {
-        True: "Their times are shown (*), without speed-up or verdict; losses and accuracies count.",
-        False: "Other runs of the same count; these do not.",
-    }
     on_gpus = (runs.run["device_type"] == "cuda").any()
-    lines = [
-        f"Others disturbed {count_of(int(members['disturbed'].sum()), 'run')} of {listed(_names(members), most=MOST)}: "
-        f"{_disturbances('they', *members.select(pl.col('share', 'suspended_s').max()).row(0), on_gpus=on_gpus)}. "
-        f"{withheld[none]}"
-        for (none,), members in rows.group_by("none", maintain_order=True)
-    ]
-    if lines and advise:
-        lines[-1] += f" When the machine is free, {_MEASURE_AGAIN}."
-    return lines
+    notes = []
+    for (none,), members in rows.group_by("none", maintain_order=True):
+        did = _disturbances("they", *members.select(pl.col("share", "suspended_s").max()).row(0), on_gpus=on_gpus)
+        values = {"runs": count_of(int(members["disturbed"].sum()), "run"), "what": did}
+        code = Code.ALL_DISTURBED if none else Code.DISTURBED
+        notes.append(Note(code, values, _subjects(runs, members), Remedy(retry=frozenset({Exclusion.DISTURBED.value}))))
+    return notes
 
 
 def folders_of(runs: Runs, run_ids: Iterable[str]) -> str:
@@ -247,50 +241,50 @@ _TIMES = {
 }
 
 
-def disturbed_times(runs: Runs) -> list[str]:
-    """Of runs that count, the times that were measured in disturbed windows all the same, in sentences."""
+def disturbed_times(runs: Runs) -> list[Note]:
+    """Of runs that count, the times that were measured in disturbed windows all the same."""
     rows = labels(runs).join(excluded(runs), on="run_id", how="anti", maintain_order="left")
-    lines = []
+    notes = []
     for metric, (what, numbers) in _TIMES.items():
         found = rows.filter(pl.col("run_id").is_in(list(is_disturbed(runs, metric))))
         if found.height:
-            whose = f"{count_of(found.height, 'run')} of {listed(_names(found), most=MOST)}"
-            lines.append(f"Others disturbed {what} of {whose}: {numbers} shown, but not compared.")
-    return lines
+            values = {"what": what, "runs": count_of(found.height, "run"), "numbers": numbers}
+            notes.append(Note(Code.DISTURBED_TIME, values, _subjects(runs, found)))
+    return notes
 
 
-def _names(rows: pl.DataFrame) -> list[str]:
-    return list(rows["configuration"].unique(maintain_order=True))
+def _subjects(runs: Runs, rows: pl.DataFrame) -> tuple[Subject, ...]:
+    """The configurations of these rows, each once."""
+    several = labels(runs)["group"].n_unique() > 1
+    keys = rows.select("configuration", "group").unique(maintain_order=True).rows()
+    return tuple(Subject(name, group if several else "") for name, group in keys)
 
 
-def unchecked(runs: Runs) -> list[str]:
-    """The configurations whose losses were not held against one device's, by reason, in sentences."""
+def unchecked(runs: Runs) -> list[Note]:
+    """The configurations whose losses were not held against one device's, by reason."""
     gone = excluded(runs).select("run_id")
     rows = held_against_one_device(runs).drop_nulls("unchecked").join(gone, on="run_id", how="anti")
     rows = rows.join(labels(runs), on="run_id", maintain_order="left")
     rows = rows.join(runs.run.select("run_id", "scaling"), on="run_id", maintain_order="left")
     weak = (pl.col("scaling") == "weak") & (pl.col("unchecked") == NO_COUNTERPART)  # a larger global batch by design
-    what = "Losses of the training, which parity does not check, are not held against one device's"
+    expected = pl.when(weak).then(pl.lit(" (expected with scaling=weak)")).otherwise(pl.lit(""))
     return [
-        f"{what}: {listed(sorted(set(members['configuration'])), most=MOST)}: {why}"
-        f"{' (expected with scaling=weak)' if expected else ''}."
-        for (why, expected), members in rows.group_by("unchecked", weak.alias("expected"), maintain_order=True)
+        Note(Code.LOSSES, {"why": why, "expected": words}, _subjects(runs, members.sort("configuration")))
+        for (why, words), members in rows.group_by("unchecked", expected.alias("expected"), maintain_order=True)
     ]
 
 
-def _excluded_lines(runs: Runs) -> list[str]:
+def _not_counted(runs: Runs) -> list[Note]:
     rows = labels(runs).join(excluded(runs), on="run_id", how="left", maintain_order="left")
-    several = rows["group"].n_unique() > 1
-    lines = []
-    for (group, name), members in rows.group_by("group", "configuration", maintain_order=True):
-        counts = Counter(members["exclusion"].drop_nulls())
-        if counts:
-            whose = f"{name} ({group})" if several else name
+    notes = []
+    for _, members in rows.group_by("group", "configuration", maintain_order=True):
+        if counts := Counter(members["exclusion"].drop_nulls()):
             why = ", ".join(f"{count} {exclusion}" for exclusion, count in sorted(counts.items()))
-            verb = "does" if counts.total() == 1 else "do"
-            lines.append(f"{whose}: {counts.total()} of {count_of(members.height, 'run')} {verb} not count ({why}).")
-    more = len(lines) - MOST
-    return [*lines[:MOST], f"Runs of {more} more configurations do not count."] if more > 0 else lines
+            values = {"gone": counts.total(), "runs": count_of(members.height, "run"), "why": why}
+            values["do"] = "does" if counts.total() == 1 else "do"
+            notes.append(Note(Code.NOT_COUNTED, values, _subjects(runs, members)))
+    more = len(notes) - MOST
+    return [*notes[:MOST], Note(Code.NOT_COUNTED_MORE, {"more": more})] if more > 0 else notes
 
 
 def require_finished(runs: Runs) -> None:

@@ -12,25 +12,25 @@ from functools import cached_property
 from itertools import combinations, permutations
 from math import inf, isfinite, sqrt
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
+from analysis import text
 from analysis.comparison.issues import (
-    MEMORY,
-    Blocker,
-    Caveat,
-    Issue,
     beyond_cores,
     beyond_peak,
     disturbances,
     has_same_data,
     of_energies,
+    unlike,
     unlike_contents,
     unlike_memory,
     unlike_probes,
     unrecorded,
     warmed,
 )
+from analysis.comparison.notes import Code, Note, Remedy
 from analysis.comparison.ratio import (
+    DECIDING_REPEATS,
     FEWEST_REPEATS,
     PER_EPOCH,
     WITH_STARTUP,
@@ -42,6 +42,7 @@ from analysis.comparison.ratio import (
 from analysis.comparison.run import ComparedRun, compared_runs
 from analysis.comparison.work import COMPARED, highest_repeats, is_below, without
 from analysis.runs.reader import once
+from parallelbench.errors import count_of
 from parallelbench.measure import environment_match
 from parallelbench.measure.environment_match import FRAMEWORK
 
@@ -74,9 +75,7 @@ class Pairing:
     """Keys in which the sides may differ."""
     alone: tuple[ComparedRun, ...] = ()
     """Runs of a repeat that the other side lacks. Medians rest on them, so their environments must match, too."""
-    _issues: dict[tuple[str, bool, bool, str], tuple[Issue, ...]] = field(
-        default_factory=dict, init=False, compare=False
-    )
+    _notes: dict[tuple[str, bool, bool, str], tuple[Note, ...]] = field(default_factory=dict, init=False, compare=False)
     """What was found once; many ask. So is each ratio."""
     _ratios: dict[Fraction, Ratio | None] = field(default_factory=dict, init=False, compare=False)
 
@@ -124,59 +123,55 @@ class Pairing:
         """Whether too few pairs are independent to show what the sessions have made of the ratios."""
         return is_apart(len(self.pairs), len(set(self.pools)))
 
-    def blockers(self, *, of_times: bool = True, per_epoch: bool = False, metric: str = "") -> tuple[Issue, ...]:
+    def blockers(self, *, of_times: bool = True, per_epoch: bool = False, metric: str = "") -> tuple[Note, ...]:
         """Why these runs are not compared; empty where they are.
 
         `of_times`: times, energies or memory are compared. `per_epoch`: the metric grows with the samples of an epoch.
         `metric`: what is compared, which alone may be unlike; empty for what speaks against any.
         """
         key = "blockers", of_times, per_epoch, metric
-        if key not in self._issues:
-            self._issues[key] = (
+        if key not in self._notes:
+            self._notes[key] = (
                 (*self.blockers(of_times=of_times, per_epoch=per_epoch), *self._blockers_of(metric))
                 if metric
                 else tuple(self._blockers(of_times=of_times, per_epoch=per_epoch))
             )
-        return self._issues[key]
+        return self._notes[key]
 
-    def _blockers_of(self, metric: str) -> list[Issue]:
-        unlike = metric.startswith("peak_memory") and unlike_memory(self._runs)
-        memory = [Issue(Blocker.MEMORY, {})] if unlike else []
+    def _blockers_of(self, metric: str) -> list[Note]:
+        memory = [Note(Code.MEMORY)] if metric.startswith("peak_memory") and unlike_memory(self._runs) else []
         return [*memory, *of_energies(self._runs, metric)[0], *warmed(self._runs, metric)[0]]
 
-    def _blockers(self, *, of_times: bool, per_epoch: bool) -> list[Issue]:
-        issues = []
+    def _blockers(self, *, of_times: bool, per_epoch: bool) -> list[Note]:
+        notes = []
         # Where the data sets are what is compared, epochs hold what they hold.
         shortened = [couple for couple in self.unlike_samples if couple[0].data_samples == couple[1].data_samples]
         other_data = [couple for couple in self.unlike_samples if couple not in shortened and has_same_data(*couple)]
         if other_data:
-            issues.append(Issue(Blocker.DATA, _samples(other_data[0])))
+            notes.append(Note(Code.DATA, _samples(other_data[0])))
         elif contents := unlike_contents(self.couples):
-            issues.append(Issue(Blocker.DATA, contents))
+            one, other = (str(content)[:12] for content in contents["data_sha256"])
+            notes.append(Note(Code.CONTENTS, {"one": one, "other": other}))
         if per_epoch and shortened:
-            issues.append(Issue(Blocker.SAMPLES, _samples(shortened[0])))
+            notes.append(Note(Code.SAMPLES, _samples(shortened[0])))
         if of_times and self.unlike_environments:
-            issues.append(Issue(Blocker.ENVIRONMENT, self.unlike_environments))
+            notes.append(unlike(self.unlike_environments, tuple(self.unlike_environments)))
         elif of_times:
-            beyond_most = self._beyond("most", lambda ratio: ratio.low or ratio.median)
-            unexplained = [beyond for beyond in beyond_most if MEMORY not in beyond]
-            issues += [Issue(Blocker.SUPERLINEAR, beyond) for beyond in unexplained[:1]]
-        if of_times and (beyond := beyond_cores(self._runs)):
-            issues.append(Issue(Blocker.CORES, beyond))
-        if of_times and (beyond := beyond_peak(self._runs)):
-            issues.append(Issue(Blocker.ABOVE_PEAK, beyond))
-        return issues
+            beyond = self._beyond("most", lambda ratio: ratio.low or ratio.median)
+            notes += [Note(Code.SUPERLINEAR, each) for each in beyond if MEMORY not in each][:1]
+        return [*notes, *beyond_cores(self._runs), *beyond_peak(self._runs)] if of_times else notes
 
-    def _beyond(self, limit: Literal["ideal", "most"], value_of: Callable[[Ratio], float]) -> list[Differences]:
+    def _beyond(self, limit: Literal["ideal", "most"], value_of: Callable[[Ratio], float]) -> list[dict[str, Any]]:
         """Of every two sides beyond this limit, the speed-up, the limit, their devices, and whether memory explains it;
         those first of which it does.
         """
         found = []
-        for ratio, scaled, fewer in self._scalings:
+        for ratio, scaled, side in self._scalings:
             value, at = value_of(ratio), scaled.ideal if limit == "ideal" else scaled.most
             if value > at * (1 + _ROUNDING):
-                sides: Differences = {"speed-up": (value, at), "devices": (scaled.fewer, scaled.more)}
-                found.append(sides | at_memory_limit(fewer))
+                fewer, more = (count_of(number, "device") for number in (scaled.fewer, scaled.more))
+                sides = {"speed_up": value, "limit": float(at), "fewer": fewer, "more": more}
+                found.append(sides | at_memory_limit(side))
         return sorted(found, key=lambda beyond: MEMORY not in beyond)
 
     @cached_property
@@ -212,37 +207,45 @@ class Pairing:
         runs = (*self._runs, *self.alone)
         return max((highest_repeats(run.runs)[run.run_id] for run in runs), default=-1)
 
-    def caveats(self, *, of_times: bool = True, per_sample: bool = False, metric: str = "") -> tuple[Issue, ...]:
+    def caveats(self, *, of_times: bool = True, per_sample: bool = False, metric: str = "") -> tuple[Note, ...]:
         """What a reader must know about these runs. `per_sample`: ratios of times and energies are per sample.
         `metric`: what is compared, as for `blockers`.
         """
         key = "caveats", of_times, per_sample, metric
-        if key not in self._issues:
+        if key not in self._notes:
             if metric:
                 own = [*of_energies(self._runs, metric)[1], *warmed(self._runs, metric)[1]]
-                self._issues[key] = (*self.caveats(of_times=of_times, per_sample=per_sample), *own)
+                self._notes[key] = (*self.caveats(of_times=of_times, per_sample=per_sample), *own)
             elif per_sample:
-                unequal = [Issue(Caveat.SAMPLES, _samples(couple)) for couple in self.unlike_samples[:1]]
-                self._issues[key] = (*self.caveats(of_times=of_times), *unequal)
+                unequal = [Note(Code.PER_SAMPLE, _samples(couple)) for couple in self.unlike_samples[:1]]
+                self._notes[key] = (*self.caveats(of_times=of_times), *unequal)
             else:
-                self._issues[key] = tuple(self._caveats(of_times=of_times))
-        return self._issues[key]
+                self._notes[key] = tuple(self._caveats(of_times=of_times))
+        return self._notes[key]
 
-    def _caveats(self, *, of_times: bool) -> list[Issue]:
+    def _caveats(self, *, of_times: bool) -> list[Note]:
         differences = self.reported if of_times else self.reported | self.unlike_environments
-        issues = [Issue(Caveat.ENVIRONMENT, differences)] if differences else []
+        notes = [Note(Code.ENTRIES, {"differences": differences})] if differences else []
         if of_times and self.is_apart:
-            issues.append(Issue(Caveat.APART, {}))
+            notes.append(self.apart)
         elif of_times and self.is_one_after_the_other:
-            issues.append(Issue(Caveat.ORDER, {}))
+            notes.append(Note(Code.ORDER))
         if of_times:
-            issues += disturbances(self._runs)
+            notes += disturbances(self._runs)
             # What is beyond belief blocks.
             above = self._beyond("ideal", lambda ratio: ratio.median)
-            issues += [Issue(Caveat.ABOVE_IDEAL, above[0])] if above and not self.blockers() else []
+            if above and not self.blockers():
+                notes.append(Note(Code.AT_MEMORY_LIMIT if MEMORY in above[0] else Code.ABOVE_IDEAL, above[0]))
         if missing := unrecorded(self._runs, of_times=of_times):
-            issues.append(Issue(Caveat.UNRECORDED, dict.fromkeys(missing, (None, None))))
-        return issues
+            notes.append(Note(Code.UNRECORDED, {"names": ", ".join(missing)}))
+        return notes
+
+    @property
+    def apart(self) -> Note:
+        """That the sides were measured in other sessions than each other, and how many repeats in turn would do."""
+        is_in_one_submit = any(len({run.session for run in pair.runs}) == 1 for pair in self.pairs)
+        repeats = self.highest_repeat + 1 + DECIDING_REPEATS
+        return Note(Code.APART, remedy=Remedy(repeats, in_turn=True, reordered=is_in_one_submit))
 
     def ratio(self, metric: str) -> Ratio | None:
         """The paired ratio of a metric of `per_run`; None where the runs are not compared, or didn't measure it."""
@@ -324,28 +327,32 @@ def paired(one: Iterable[ComparedRun], other: Iterable[ComparedRun], *, across: 
     return Pairing(pairs, across, alone)
 
 
-def _samples(couple: tuple[ComparedRun, ComparedRun]) -> Differences:
-    low, high = sorted(run.epoch_samples or 0 for run in couple)
-    return {"train_samples": (low, high)}
+def _samples(couple: tuple[ComparedRun, ComparedRun]) -> dict[str, int]:
+    fewer, more = sorted(run.epoch_samples or 0 for run in couple)
+    return {"fewer": fewer, "more": more}
 
 
+MEMORY = "memory"
+"""The value of a note that says what shows that fewer devices were at their memory's limit."""
 LEAST_HEADROOM = 0.05
 """Share of its memory that is left, below which a run is at its memory's limit."""
 
 
-def at_memory_limit(side: Sequence[ComparedRun]) -> Differences:
+def at_memory_limit(side: Sequence[ComparedRun]) -> dict[str, str]:
     """What shows that a side was at its memory's limit, and so slower than its devices: in more than half of its runs
     the allocator found no room and tried again, or less than `LEAST_HEADROOM` was left.
 
-    The most retries of a run and the least headroom; empty where nothing shows it, as where neither was measured.
+    The most retries of a run, or the least headroom, in words; empty where nothing shows it, as where neither was
+    measured.
     """
     retries = [run.value("allocator_retries") or 0 for run in side]
     headroom = [run.value("memory_headroom") for run in side]
     full = [left is not None and left < LEAST_HEADROOM for left in headroom]
     if 2 * sum(tried > 0 or is_full for tried, is_full in zip(retries, full, strict=True)) <= len(side):
         return {}
-    least = min((left for left in headroom if left is not None), default=None)
-    return {MEMORY: (int(max(retries)), least)}
+    if most := int(max(retries)):
+        return {MEMORY: f"up to {most:,} {'retry' if most == 1 else 'retries'} of the allocator in a run"}
+    return {MEMORY: f"{text.percent(min(left for left in headroom if left is not None))} left"}
 
 
 ABOVE_IDEAL = 1.05

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
 from analysis import text
-from analysis.comparison.ratio import MOST_FURTHER
+from analysis.comparison.notes import Code, Note, Subject, write
 from analysis.comparison.sides import OVERALL, TIME
 from analysis.comparison.verdict import SpeedVerdict
 from parallelbench.errors import count_of
@@ -70,35 +69,28 @@ def notes(comparison: Comparison) -> list[str]:
     times = [row.time for row in comparison.rows]
     times += [comparison.overall] if len(times) > 1 else []
     verdicts = sum(time is not None and time.low is not None for time in times)
-    lines = list(comparison.notes)
-    for side, names in (("A", comparison.only_a), ("B", comparison.only_b)):
-        if names:
-            lines.append(f"Only {side} has counted runs of {text.listed(names, most=8)}.")
-    lines += [f"Side B lacks {lost}." for lost in comparison.lost]
-    lines += [f"Side A lacks {gained}." for gained in comparison.gained]
-    lines += _would_decide(comparison)
-    if verdicts > 1:
-        lines.append(text.together(verdicts))
-    return lines
+    sides = (("A", comparison.only_a), ("B", comparison.only_b))
+    found = [Note(Code.ONE_SIDE, {"side": side}, tuple(map(Subject, names))) for side, names in sides if names]
+    found += [Note(Code.LACKS, {"side": "B", "what": lost}) for lost in comparison.lost]
+    found += [Note(Code.LACKS, {"side": "A", "what": gained}) for gained in comparison.gained]
+    found += _would_decide(comparison)
+    found += [Note(Code.TOGETHER, {"verdicts": verdicts})] if verdicts > 1 else []
+    return [*comparison.notes, *write(found)]
 
 
-def _would_decide(comparison: Comparison) -> list[str]:
+def _would_decide(comparison: Comparison) -> list[Note]:
     """How many repeats would decide where no difference is shown."""
     several = len({row.group for row in comparison.rows}) > 1
     judged = [
-        (f"{row.configuration} ({row.group})" if several else row.configuration, row.verdict, row.further_repeats)
+        (Subject(row.configuration, row.group if several else ""), row.verdict, row.further_repeats)
         for row in comparison.rows
     ]
-    judged += [(OVERALL, comparison.verdict, comparison.further_repeats)] if len(comparison.rows) > 1 else []
-    undecided: dict[int | None, list[str]] = defaultdict(list)
-    for name, verdict, further in judged:
-        if verdict is SpeedVerdict.NO_DIFFERENCE:
-            undecided[further].append(name)
-    return [f"{text.listed(names, most=8)}: {_further(further)}." for further, names in undecided.items()]
-
-
-def _further(repeats: int | None) -> str:
-    if repeats is None:
-        return f"{SpeedVerdict.NO_DIFFERENCE}; more than {MOST_FURTHER} further repeats would be needed to decide"
-    more = count_of(repeats, "repeat")
-    return f"{SpeedVerdict.NO_DIFFERENCE}; if it stays so, {more} more per side, in turn, would decide"
+    if len(comparison.rows) > 1:
+        judged.append((Subject(OVERALL), comparison.verdict, comparison.further_repeats))
+    return [
+        Note(Code.UNDECIDED_SIDES, {"further": count_of(further, "repeat")}, (whose,))
+        if further
+        else Note(Code.UNDECIDABLE_SIDES, {}, (whose,))
+        for whose, verdict, further in judged
+        if verdict is SpeedVerdict.NO_DIFFERENCE
+    ]

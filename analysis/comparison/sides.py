@@ -16,14 +16,8 @@ import polars as pl
 
 from analysis.comparison.campaign import campaign
 from analysis.comparison.exclusions import format_exclusions, require_counted
-from analysis.comparison.issues import (
-    Blocker,
-    Caveat,
-    Issue,
-    UnlikeWork,
-    format_differences,
-    said_once,
-)
+from analysis.comparison.issues import UnlikeWork
+from analysis.comparison.notes import Code, Note, Subject, format_differences, write
 from analysis.comparison.pairing import Pairing, joined, paired
 from analysis.comparison.ratio import Ratio, of_several, ratio_of_pairs
 from analysis.comparison.run import ComparedRun, compared_runs
@@ -195,7 +189,11 @@ def compare(a: Runs, b: Runs, *, across: Sequence[str] = ()) -> Comparison:
         only_b=matched.only_b,
         lost=lost,
         gained=gained,
-        notes=(*matched.notes, *matched.notes_on_all(OVERALL, overall), *excluded_lines),
+        notes=(
+            *write(matched.notes, of=len(matched.rows)),
+            *write(matched.notes_on_all(OVERALL, overall)),
+            *excluded_lines,
+        ),
     )
 
 
@@ -208,14 +206,14 @@ def together(rows: tuple[Compared, ...]) -> tuple[tuple[Compared, ...], Ratio | 
     return tuple(replace(row, ratios=ratios) for row, ratios in zip(rows, judged, strict=True)), whole
 
 
-_UNBELIEVABLE = (Blocker.SUPERLINEAR, Blocker.ABOVE_PEAK, Blocker.CORES)
+_UNBELIEVABLE = (Code.SUPERLINEAR, Code.ABOVE_PEAK, Code.CORES)
 
 
 def _require_believable(rows: Sequence[ComparedRow]) -> None:
     """Refuse where in every row several devices are faster than one by more than their number, or one does more than
     it can.
     """
-    found = [[issue for issue in row.pairing.blockers() if issue.kind in _UNBELIEVABLE] for row in rows]
+    found = [[note for note in row.pairing.blockers() if note.code in _UNBELIEVABLE] for row in rows]
     if rows and all(found):
         raise ConfigError(f"{rows[0].configuration} ({rows[0].group}) is not compared: {found[0][0]}")
 
@@ -309,22 +307,23 @@ class Matched:
     only_b: tuple[str, ...]
 
     @property
-    def notes(self) -> list[str]:
-        """What blocks the rows, and what limits them, in sentences."""
+    def notes(self) -> list[Note]:
+        """What blocks the rows, and what limits them."""
         names = [row.configuration for row in self.rows]
-        full = [f"{row.configuration} ({row.group})" if names.count(row.configuration) > 1 else name
-                for row, name in zip(self.rows, names, strict=True)]  # fmt: skip
-        pairings = [(name, row.pairing) for name, row in zip(full, self.rows, strict=True)]
-        each = [(name, pairing, metric) for name, pairing in pairings for metric in MEASURED]
-        blockers = ((name, issue) for name, pairing, of in each for issue in pairing.blockers(metric=of))
-        caveats = ((name, issue) for name, pairing, of in each for issue in pairing.caveats(per_sample=True, metric=of))
-        return [*said_once(blockers, of=len(pairings)), *said_once(caveats, of=len(pairings))]
+        subjects = [Subject(row.configuration, row.group if names.count(row.configuration) > 1 else "")
+                    for row in self.rows]  # fmt: skip
+        each = [(whose, row.pairing, metric) for whose, row in zip(subjects, self.rows, strict=True)
+                for metric in MEASURED]  # fmt: skip
+        blockers = [note.about(whose) for whose, pairing, of in each for note in pairing.blockers(metric=of)]
+        caveats = (note.about(whose) for whose, pairing, of in each
+                   for note in pairing.caveats(per_sample=True, metric=of))  # fmt: skip
+        return [*blockers, *caveats]
 
-    def notes_on_all(self, name: str, ratio: Ratio | None) -> list[str]:
+    def notes_on_all(self, name: str, ratio: Ratio | None) -> list[Note]:
         """What limits all rows together, and none by itself: rows may tie each other's pairs into fewer pools."""
         if ratio is None or not ratio.is_apart or any(row.pairing.is_apart for row in self.rows):
             return []
-        return said_once([(name, Issue(Caveat.APART, {}))])
+        return [Note(Code.APART, subjects=(Subject(name),))]
 
 
 @dataclass(frozen=True)

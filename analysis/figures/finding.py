@@ -16,7 +16,7 @@ from analysis.comparison.configurations import summary
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from analysis.comparison.issues import Issue
+    from analysis.comparison.notes import Note
     from analysis.runs.reader import Runs
 
 MOST_TOLD = 4
@@ -79,7 +79,7 @@ class Sentence:
         return "; apart from these, ".join(filter(None, map(self._of, parts)))
 
 
-def _not_ranked(unlike: Mapping[str, Issue], rows: pl.DataFrame, *, by: str) -> dict[str, list[str]]:
+def _not_ranked(unlike: Mapping[str, Note], rows: pl.DataFrame, *, by: str) -> dict[str, list[str]]:
     """Why configurations are not ranked → the groups of which that is true, among those that have a sentence."""
     found: dict[str, list[str]] = defaultdict(list)
     for (group,), members in islice(rows.group_by(by, maintain_order=True) if rows.height else (), MOST_SENTENCES):

@@ -473,7 +473,7 @@ class Across:
             (f"{configuration} ({work})" if several else str(configuration), caveat)
             for work, configuration in ratios
             for caveat in pairings[work, configuration].caveats()
-            if caveat.kind in LIMITS
+            if caveat.code in LIMITS
         )
         return "\n".join([told, *said_once(caveats, of=len(ratios))])
 

@@ -24,14 +24,15 @@ from analysis.comparison.baseline import (
 )
 from analysis.comparison.campaign import campaign
 from analysis.comparison.configurations import facts, summary
-from analysis.comparison.exclusions import Exclusion, disturbed_lines
-from analysis.comparison.issues import FLAGS, PROBE_TOLERANCE, Caveat, at_limit_in_words, is_quotable
-from analysis.comparison.ratio import DECIDING_REPEATS, MOST_FURTHER
+from analysis.comparison.exclusions import Exclusion, disturbed_lines, disturbed_runs
+from analysis.comparison.issues import FLAGS, PROBE_TOLERANCE, is_quotable
+from analysis.comparison.notes import Code, Note, Remedy, named, remedy_of
+from analysis.comparison.pairing import MEMORY
 from analysis.comparison.verdict import SpeedVerdict
 from analysis.comparison.work import IS_ONE_DEVICE, IS_PROGRAM, configurations
 from analysis.report.claims import judged
 from analysis.report.programs import of_programs
-from analysis.report.warnings import few_repeats, parity_never, parity_off
+from analysis.report.warnings import few_repeats, parity_of
 from analysis.runs.reader import once
 from parallelbench.config.build import COMPONENTS
 from parallelbench.config.sites import shipped
@@ -73,9 +74,10 @@ def _parity(runs: Runs) -> list[str]:
     if passed < whole:
         names = checked.filter(~pl.col("parity_passed"))["configuration"].unique(maintain_order=True).to_list()
         told += [f"failed in {whole - passed}, which do not count ({text.listed(names)})"]
-    off, never = parity_off(runs), parity_never(runs)
-    told += [f"not checked (measure.parity=false): {text.listed(off)}"] * bool(off)
-    told += [f"not checked, as one device does not compute the same: {text.listed(never)}"] * bool(never)
+    if off := parity_of(runs, Code.PARITY_OFF):
+        told.append(f"not checked (measure.parity=false): {named(off)}")
+    if never := parity_of(runs, Code.PARITY_NEVER):
+        told.append(f"not checked, as one device does not compute the same: {named(never)}")
     return [f"Parity with one device: {'; '.join(told)}."] if told else []
 
 
@@ -202,7 +204,7 @@ def _energy(runs: Runs) -> list[str]:
 
 def _ratio_of_energies(pairing: Pairing) -> Ratio | None:
     """None where the energies of either side are flagged."""
-    flagged = any(caveat.kind is Caveat.ENERGY for caveat in pairing.caveats(metric=ENERGY))
+    flagged = any(note.code is Code.ENERGY for note in pairing.caveats(metric=ENERGY))
     return None if flagged else pairing.ratio(ENERGY)
 
 
@@ -238,40 +240,50 @@ def _ratios(
     return sorted(known, key=lambda pair: (pair[0], pair[1].place))
 
 
-_AT_RANDOM = (Exclusion.ERROR, Exclusion.DISTURBED)
-"""What may not happen again, and is tried again only where `--retry` names it."""
+def remediable(runs: Runs) -> list[Note]:
+    """The notes that more measuring mends: what is open about comparisons and claims, and runs that may be tried again.
+
+    Of several sweeps no single submit measures two sides in turn, so what was measured apart stays so.
+    """
+    is_one = runs.run["sweep"].n_unique() == 1
+    few, undecided = few_repeats(runs), summary(runs).drop_nulls("repeats_to_decide")["repeats_to_decide"]
+    failed = Exclusion.ERROR.value in facts(runs)["exclusion"]  # which may not happen again
+    return [
+        *([few] if few else []),
+        *(pairing.apart for _, pairing in campaign(runs).others if is_one and pairing.is_apart),
+        *map(_would_decide, undecided),
+        *(Note(Code.CLAIM, remedy=Remedy(each.repeats)) for each in judged(runs) if each.repeats),
+        *([Note(Code.FAILED, remedy=Remedy(retry=frozenset({Exclusion.ERROR.value})))] if failed else []),
+        *disturbed_runs(runs),
+    ]
 
 
 def next_steps(runs: Runs) -> list[str]:
-    """One command for all advice to measure more: the most repeats that any names, what is open without them, and what
-    to try again.
+    """One command for all advice to measure more: the most repeats that any note asks for, what is open without them,
+    and what to try again.
     """
-    rows, sweeps = summary(runs), runs.run["sweep"].unique(maintain_order=True).to_list()
-    apart, few = _apart(runs), few_repeats(runs)
-    in_turn = [each.highest_repeat + 1 + DECIDING_REPEATS for each in apart]
-    of_few = [few.repeats] if few else []
-    of_comparisons = max([*rows["repeats_to_decide"].drop_nulls(), *of_few, *in_turn], default=0)
-    of_claims = [each.repeats for each in judged(runs) if each.repeats]
-    repeats = max([of_comparisons, *of_claims]) or None
-    gone = set(facts(runs)["exclusion"])
-    retried = [each.value for each in _AT_RANDOM if each.value in gone]
+    notes = remediable(runs)
+    of_claims = [note for note in notes if note.code is Code.CLAIM]
+    of_comparisons = remedy_of(note for note in notes if note.code is not Code.CLAIM).repeats
+    remedy = remedy_of(notes)
+    repeats = remedy.repeats
+    retried = [each.value for each in Exclusion if each.value in remedy.retry]
     if retried and repeats is None:  # the words that the sweep was asked for with are without its repeats
         repeats = int(str(runs.run["repeat"].max())) + 1
     options = [f"sweep.repeats={repeats}"] * (repeats is not None) + [f"--retry {','.join(retried)}"] * bool(retried)
     if not options:
         return []
     when = "when the machine is free, " if Exclusion.DISTURBED.value in retried else ""
-    undecided = rows.filter(_may_be_decided(repeats if repeats and apart else 0)).height
-    over = baseline_in_words(runs)
+    undecided, over = _undecided(runs, in_turn=remedy.in_turn), baseline_in_words(runs)
     compared = count_of(undecided, f"comparison with {over}", f"comparisons with {over}")
-    if 0 < of_comparisons < (repeats or 0):
+    if of_comparisons and of_comparisons < (repeats or 0):
         compared += f" (sweep.repeats={of_comparisons} may be enough)"
     left = [compared] * bool(undecided) + [count_of(len(of_claims), "claim")] * bool(of_claims)
     why = f" That may decide {text.listed(left)}." if left else ""
-    turns = " One submit measures all sides of the new repeats in turn." if apart else ""
-    if len(sweeps) > 1:
+    turns = " One submit measures all sides of the new repeats in turn." if remedy.in_turn else ""
+    if runs.run["sweep"].n_unique() > 1:
         return [f"Next: {when}submit the sweeps again with `{' '.join(options)}`.{why}"]
-    if any(_is_in_one_submit(each) for each in apart):  # and yet one side came first: so the sweep asks
+    if remedy.reordered:
         options.insert(0, "sweep.order=interleaved")
     if not (asked := _asked(runs)):
         return [f"Next: {when}submit the sweep again with `{' '.join(options)}`.{turns}{why}"]
@@ -279,14 +291,10 @@ def next_steps(runs: Runs) -> list[str]:
     return [f"Next: {when}`parallelbench submit {' '.join([asked, *options])}`{own}.{turns}{why}"]
 
 
-def _apart(runs: Runs) -> list[Pairing]:
-    """What was measured apart from its baseline. Of several sweeps no single submit measures all in turn."""
-    is_one = runs.run["sweep"].n_unique() == 1
-    return [pairing for _, pairing in campaign(runs).others if is_one and pairing.is_apart]
-
-
-def _is_in_one_submit(pairing: Pairing) -> bool:
-    return any(len({run.session for run in pair.runs}) == 1 for pair in pairing.pairs)
+def _undecided(runs: Runs, *, in_turn: bool) -> int:
+    """How many comparisons lack a verdict that more repeats may give: of what was measured apart, those in turn."""
+    lacking = [SpeedVerdict.TOO_FEW.value] + [SpeedVerdict.NOT_INTERLEAVED.value] * in_turn
+    return summary(runs).filter(pl.col("verdict").is_in(lacking) | pl.col("repeats_to_decide").is_not_null()).height
 
 
 def _asked(runs: Runs) -> str:
@@ -329,16 +337,6 @@ def _asked_for(folder: Path) -> str:
     except OSError:
         lines = []
     return next((line.removeprefix(ASKED) for line in lines if line.startswith(ASKED)), "")
-
-
-def _may_be_decided(repeats: int) -> pl.Expr:
-    """Of rows of `summary`, whether they lack a verdict that more repeats may give. What was measured apart has one
-    once enough of so many `repeats` are measured in turn; 0: none are.
-    """
-    few = pl.col("verdict") == SpeedVerdict.TOO_FEW.value
-    apart = pl.col("verdict") == SpeedVerdict.NOT_INTERLEAVED.value
-    in_turn = apart & (pl.col("speed_up_pairs") + DECIDING_REPEATS <= repeats)
-    return pl.col("repeats_to_decide").is_not_null() | few | in_turn
 
 
 def answers(runs: Runs) -> list[str]:
@@ -509,8 +507,8 @@ def _at_limit(runs: Runs) -> dict[int, str]:
     what shows it.
     """
     found = campaign(runs).others
-    caveats = ((each.place, caveat) for each, pairing in found for caveat in pairing.caveats(per_sample=True))
-    return {place: words for place, caveat in caveats if (words := at_limit_in_words(caveat))}
+    notes = ((each.place, note) for each, pairing in found for note in pairing.caveats(per_sample=True))
+    return {place: str(note.values[MEMORY]) for place, note in notes if note.code is Code.AT_MEMORY_LIMIT}
 
 
 @once
@@ -519,7 +517,7 @@ def _drifted(runs: Runs) -> set[int]:
     return {
         each.place
         for each, pairing in campaign(runs).others
-        if any(caveat.kind is Caveat.DRIFT for caveat in pairing.caveats(per_sample=True))
+        if any(note.code is Code.DRIFT for note in pairing.caveats(per_sample=True))
     }
 
 
@@ -568,8 +566,8 @@ _AMONG = "; not enough among so many verdicts"
 """Beside a 95 % interval that leaves out 1, of a verdict that shows no difference."""
 
 
-def _would_decide(repeats: int | None) -> str:
+def _would_decide(repeats: int | None) -> Note:
     """How many repeats would decide, if the ratio and what it varies by stay as they are."""
     if repeats is None:
-        return f"more than {MOST_FURTHER} further repeats would be needed to decide"
-    return f"if it stays so, {count_of(repeats, 'repeat')} would decide (sweep.repeats={repeats})"
+        return Note(Code.UNDECIDABLE)
+    return Note(Code.UNDECIDED, {"further": count_of(repeats, "repeat")}, remedy=Remedy(repeats))

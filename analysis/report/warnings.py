@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 import polars as pl
 
 from analysis import text
 from analysis.comparison.baseline import (
-    limited,
-    refused,
+    limits,
+    refusals,
     reported_differences,
     speed_ups_and_repeats,
-    stand_ins_in_words,
+    stand_in_notes,
     without_baseline,
 )
 from analysis.comparison.campaign import campaign
-from analysis.comparison.configurations import counted, facts, summary, unreached
-from analysis.comparison.exclusions import Exclusion, describe, disturbed_lines, disturbed_times, folders_of, unchecked
-from analysis.comparison.issues import FLAGS, Blocker, Caveat
+from analysis.comparison.configurations import counted, facts, summary, unreached_notes
+from analysis.comparison.exclusions import Exclusion, describe, disturbed_runs, disturbed_times, folders_of, unchecked
+from analysis.comparison.issues import FLAGS
+from analysis.comparison.notes import Code, Note, Remedy, Subject, write
 from analysis.comparison.ratio import DECIDING_REPEATS, ENOUGH_REPEATS, FEWEST_REPEATS, WITH_STARTUP
 from analysis.comparison.run import environments_of
 from analysis.comparison.verdict import SpeedVerdict
@@ -31,7 +32,7 @@ from parallelbench.errors import count_of
 from parallelbench.measure.environment_match import flatten, is_volatile
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from analysis.runs.reader import Runs
 
@@ -60,41 +61,25 @@ _MOST_REASONS = 25
 
 def warnings(runs: Runs) -> list[str]:
     """Everything that limits the numbers, in one line each."""
-    return [
-        *stand_ins_in_words(runs),
-        *unreached(runs),
-        *refused(runs),
-        *_excluded(runs),
-        *disturbed_lines(runs),
-        *disturbed_times(runs),
-        *_packed(runs),
-        *_warmed(runs),
-        *format_skipped(runs.skipped, root=runs.root),
-        *([few.line] if (few := few_repeats(runs)) else []),
-        *_by_chance(runs),
-        *without_baseline(runs),
-        *_samples(runs),
-        *_single_epoch(runs),
-        *_resumed(runs),
-        *_energies(runs),
-        *_throttled(runs),
-        *_parity_off(runs),
-        *unchecked(runs),
-        *_recorded(runs),
-        *environment_warnings(runs),
-    ]
+    before = [*stand_in_notes(runs), *unreached_notes(runs), *refusals(runs), *_excluded(runs)]
+    before += [*disturbed_runs(runs), *disturbed_times(runs), *_packed(runs), *_warmed(runs)]
+    after = [few] if (few := few_repeats(runs)) else []
+    after += [*_by_chance(runs), *without_baseline(runs), *_samples(runs), *_single_epoch(runs), *_resumed(runs)]
+    after += [*_energies(runs), *_throttled(runs), *_parity_off(runs), *unchecked(runs), *_recorded(runs)]
+    after += [*_shared(runs), *limits(runs), *_environments(runs)]
+    return [*write(before), *format_skipped(runs.skipped, root=runs.root), *write(after)]
 
 
-def _excluded(runs: Runs) -> list[str]:
+def _excluded(runs: Runs) -> list[Note]:
     gone = facts(runs).filter(pl.col("exclusion") != Exclusion.DISTURBED.value)  # which have a line of their own
     of_errors = pl.when(pl.col("exclusion") == Exclusion.ERROR.value).then("exclusion_detail")  # each its own cause
     alike = gone.group_by("exclusion", of_errors.alias("error"), maintain_order=True).agg("slug", "exclusion_detail")
-    lines = [
-        f"Excluded from all comparisons: {text.listed(slugs)}: {_why(exclusion, details)}."
+    notes = [
+        Note(Code.EXCLUDED, {"slugs": text.listed(slugs), "why": _why(exclusion, details)})
         for exclusion, _, slugs, details in alike.head(_MOST_REASONS).rows()
     ]
     more = alike["slug"].list.len().slice(_MOST_REASONS).sum()
-    return lines + ([f"{more} more runs are excluded: see the table of all runs."] if more > 0 else [])
+    return [*notes, Note(Code.EXCLUDED_MORE, {"more": more})] if more > 0 else notes
 
 
 def _why(exclusion: str, details: Sequence[str | None]) -> str:
@@ -105,62 +90,46 @@ def _why(exclusion: str, details: Sequence[str | None]) -> str:
     return first if len(set(details)) == 1 else f"{first} (the first one; the table of all runs has each one's reason)"
 
 
-def _packed(runs: Runs) -> list[str]:
+def _packed(runs: Runs) -> list[Note]:
     """What is not known of many short runs."""
     rows = facts(runs).filter(pl.col("epochs") > 0, pl.col("packed"), pl.col("startup_s").is_null())
-    if rows.is_empty():
-        return []
-    return [
-        f"No start-up from {count_of(rows.height, 'packed run')} (launcher.pack=true): a process that had loaded "
-        "torch, a new one for each repeat, was forked for each. They are compared with each other only."
-    ]
+    return [Note(Code.PACKED, {"runs": count_of(rows.height, "packed run")})] if rows.height else []
 
 
-def _warmed(runs: Runs) -> list[str]:
+def _warmed(runs: Runs) -> list[Note]:
     """The configurations whose speed-up with start-up is withheld, and how to measure it."""
-    issues = {
-        (each.group, each.name): issue
+    found = {
+        (each.group, each.name): note
         for each, pairing in campaign(runs).others
-        for issue in pairing.blockers(metric=WITH_STARTUP.metric)
-        if issue.kind is Blocker.WARMED and pairing.speed_up()
+        for note in pairing.blockers(metric=WITH_STARTUP.metric)
+        if note.code is Code.WARMED and pairing.speed_up()
     }
-    if not issues:
-        return []
-    names = _named(runs, dict.fromkeys(issues, ""))
-    return [f"No speed-up with start-up for {text.listed(names)}: {next(iter(issues.values()))}."]
+    why = next(iter(found.values()), None)
+    return [Note(Code.NO_START_UP, {"why": why}, subjects(runs, found))] if why else []
 
 
-class FewRepeats(NamedTuple):
-    """That ratios rest on too few repeats for a verdict, and how many in all would be enough."""
-
-    line: str
-    repeats: int
-
-
-def few_repeats(runs: Runs) -> FewRepeats | None:
+def few_repeats(runs: Runs) -> Note | None:
     """How many repeats would give the ratios a verdict; sides that were measured apart are told of elsewhere."""
     pairs = [(len(ratio.logarithms), highest) for ratio, highest in speed_ups_and_repeats(runs) if not ratio.is_apart]
     few, most = (of((n for n, _ in pairs), default=ENOUGH_REPEATS) for of in (min, max))
     if few >= DECIDING_REPEATS:
         return None
-    highest_repeat = max(highest for n, highest in pairs if n == few)
-    advice = text.to_add(ENOUGH_REPEATS - few, after=highest_repeat)
+    highest_repeat, further = max(highest for n, highest in pairs if n == few), ENOUGH_REPEATS - few
     without = summary(runs).filter(pl.col("verdict") == SpeedVerdict.TOO_FEW.value)
-    names = text.listed(_named(runs, dict.fromkeys(without.select(_KEYS).rows(), "")))
-    some = "All" if most == few else "Some"
-    lack = "neither interval nor verdict" if few < FEWEST_REPEATS else "no verdict"
-    line = f"{some} ratios rest on {_pairs(few)} only and have {lack} ({names}): {advice}."
-    return FewRepeats(line, highest_repeat + 1 + ENOUGH_REPEATS - few)
+    values = {
+        "some": "All" if most == few else "Some",
+        "pairs": f"{count_of(few, 'independent pair')} of repeats",
+        "lack": "neither interval nor verdict" if few < FEWEST_REPEATS else "no verdict",
+        "further": count_of(further, "repeat"),
+    }
+    remedy = Remedy(highest_repeat + 1 + further)
+    return Note(Code.FEW_REPEATS, values, subjects(runs, without.select(_KEYS).rows()), remedy)
 
 
-def _pairs(n: int) -> str:
-    return f"{count_of(n, 'independent pair')} of repeats"
-
-
-def _by_chance(runs: Runs) -> list[str]:
+def _by_chance(runs: Runs) -> list[Note]:
     """What holds of many verdicts."""
     verdicts = summary(runs).drop_nulls("speed_up_low").height
-    return [text.together(verdicts)] if verdicts > 1 else []
+    return [Note(Code.TOGETHER, {"verdicts": verdicts})] if verdicts > 1 else []
 
 
 _ENERGIES = ("gpu_energy_per_epoch_j", "cpu_energy_per_epoch_j", "gpu_hours")
@@ -175,7 +144,7 @@ def with_energy(rows: pl.DataFrame) -> pl.DataFrame:
     return rows.filter(known | (on_gpus & pl.col("energy_flags").is_not_null()))
 
 
-def _energies(runs: Runs) -> list[str]:
+def _energies(runs: Runs) -> list[Note]:
     """The configurations on GPUs without energy, where others have it, and the flags of energies."""
     known = pl.col("gpu_energy_per_epoch_j").is_not_null() | pl.col("energy_flags").is_not_null()
     rows = with_energy(summary(runs)).filter(known)
@@ -185,151 +154,128 @@ def _energies(runs: Runs) -> list[str]:
             by_flag[flag].append(tuple(configuration))
     on_gpus = counted(runs).filter(pl.col("device_type") == "cuda")
     silent = on_gpus.join(rows.select(_KEYS), on=_KEYS, how="anti", maintain_order="left").select(_KEYS).rows()
-    reason = "no energy or power was sampled there, or it has one epoch only"
-    without = text.listed(_named(runs, dict.fromkeys(silent, "")))
-    lines = [f"Energy per epoch is not known of {without}: {reason}."] if silent and rows.height else []
-    return lines + [
-        f"{'Telemetry' if flag == 'sparse' else 'Energy'} of {text.listed(_named(runs, dict.fromkeys(found, '')))}: "
-        f"{_FLAGS.get(flag, flag)} ({flag})."
-        for flag, found in sorted(by_flag.items())
-    ]
+    notes = [Note(Code.NO_ENERGY, {}, subjects(runs, silent))] if silent and rows.height else []
+    for flag, found in sorted(by_flag.items()):
+        what = "Telemetry" if flag == "sparse" else "Energy"
+        values = {"what": what, "why": _FLAGS.get(flag, flag), "flag": flag}
+        notes.append(Note(Code.FLAGGED, values, subjects(runs, found)))
+    return notes
 
 
 _KEYS = ("group", "configuration")
 
 
-def _named(runs: Runs, found: Mapping[_Key, str]) -> list[str]:
-    """Each configuration by name, with what is said of it; where there are several works, with those that are meant,
-    of more than two the first.
-    """
-    several = facts(runs)["group"].n_unique() > 1
-    told: dict[str, list[str]] = defaultdict(list)
-    for (group, configuration), words in found.items():
-        told[configuration].append(" of ".join(filter(None, [words, group if several else ""])))
-    few = {name: text.listed(words, most=2 if len(words) == 2 else 1, sep="; ") for name, words in told.items()}
-    return [f"{name} ({words})" if words else name for name, words in few.items()]
+def subjects(runs: Runs, keys: Iterable[_Key]) -> tuple[Subject, ...]:
+    """Configurations as notes name them, each once."""
+    several = len(campaign(runs).groups) > 1
+    return tuple(Subject(name, group if several else "") for group, name in dict.fromkeys(keys))
 
 
-def _throttled(runs: Runs) -> list[str]:
+def _throttled(runs: Runs) -> list[Note]:
     """The runs whose GPUs were slowed down, and the cause."""
     rows = counted(runs).drop_nulls("steady_gpu_throttle_reasons").select(*_KEYS, "steady_gpu_throttle_reasons").rows()
-    by_cause: dict[str, Counter[_Key]] = defaultdict(Counter)
-    for group, configuration, reasons in rows:
-        for bit, by in _SLOWED.items():
-            if reasons & bit:
-                by_cause[by][group, configuration] += 1
+    counts = Counter(
+        (cause, (group, name)) for group, name, reasons in rows for bit, cause in _SLOWED.items() if reasons & bit
+    )
     return [
-        f"Clocks were lowered by {by} while these trained, which made their times longer: "
-        f"{text.listed(_named(runs, {key: count_of(count, 'repeat') for key, count in slowed.items()}))}."
-        for by, slowed in by_cause.items()
+        Note(Code.THROTTLED, {"cause": cause, "repeats": count_of(count, "repeat")}, subjects(runs, [key]))
+        for (cause, key), count in counts.items()
     ]
 
 
-def _samples(runs: Runs) -> list[str]:
+def _samples(runs: Runs) -> list[Note]:
     dropped = counted(runs).filter(pl.col("dropped_samples") > 0)
     alike = dropped.group_by("train_samples", "dropped_samples", maintain_order=True)
     cases = alike.agg(pl.col("group").unique(maintain_order=True)).rows()
     told = [
         f"{left:,} of {whole:,} are left out ({text.listed(groups, most=1, sep='; ')})" for whole, left, groups in cases
     ]
-    why = "as they fill no global batch, or the epoch was cut short; throughput does not count them"
-    return [f"Not all training samples are trained on in an epoch, {why}: {'; '.join(told)}."] if told else []
+    return [Note(Code.LEFT_OUT, {"cases": "; ".join(told)})] if told else []
 
 
-def _single_epoch(runs: Runs) -> list[str]:
-    short = counted(runs).filter(pl.col("epochs") == 1)
-    if short.is_empty():
-        return []
-    have = "has one epoch, so it has" if short.height == 1 else "have one epoch, so they have"
-    return [f"{count_of(short.height, 'run')} {have} no steady state: measure with epochs=2 or more."]
+def _single_epoch(runs: Runs) -> list[Note]:
+    short = counted(runs).filter(pl.col("epochs") == 1).height
+    have = "has one epoch, so it has" if short == 1 else "have one epoch, so they have"
+    return [Note(Code.SINGLE_EPOCH, {"runs": count_of(short, "run"), "have": have})] if short else []
 
 
-def _resumed(runs: Runs) -> list[str]:
+def _resumed(runs: Runs) -> list[Note]:
     resumed = counted(runs).drop_nulls("resumed_after")
     rows = resumed.group_by("resumed_after", maintain_order=True).agg("slug").rows()
     return [
-        f"{text.listed(slugs)} {'was' if len(slugs) == 1 else 'were'} interrupted, and resumed after epoch {epochs}. "
-        "The first epoch of each attempt warms up and does not count in times and throughput. There is no total time "
-        "with start-up."
-        for epochs, slugs in rows
+        Note(
+            Code.RESUMED,
+            {"slugs": text.listed(slugs), "were": "was" if len(slugs) == 1 else "were", "epoch": str(epoch)},
+        )
+        for epoch, slugs in rows
     ]
 
 
-def _parity_off(runs: Runs) -> list[str]:
+def _parity_off(runs: Runs) -> list[Note]:
     """The runs without a parity check of their model: it was off, they don't compute what one device would, or a
     smaller one was checked and the whole never compared.
     """
-    _, never = _without_check(runs)
-    told = {
-        "Not comparable with one device, so without a parity check": never,
-        "Compared with one device as a smaller model only (`parity_model`), since after the training no step of the "
-        "whole one was": dict.fromkeys(counted(runs).filter("parity_small_only").select(_KEYS).rows(), ""),
-    }
-    named = {"Not checked against one device (measure.parity=false)": parity_off(runs)}
-    named |= {words: _named(runs, found) for words, found in told.items()}
-    return [f"{words}: {text.listed(names, most=len(names))}." for words, names in named.items() if names]
-
-
-def parity_off(runs: Runs) -> list[str]:
-    """The configurations of which parity was not checked as that was switched off."""
-    off, _ = _without_check(runs)
+    off, never = _without_check(runs)
     every = counted(runs).filter(pl.col("strategy") != REFERENCE).select(_KEYS).n_unique()
-    return ["all configurations"] if len(off) == every > 1 else _named(runs, off)
+    small = counted(runs).filter("parity_small_only").select(_KEYS).rows()
+    whose = (Subject("all configurations"),) if len(off) == every > 1 else subjects(runs, off)
+    found = {
+        Code.PARITY_OFF: whose,
+        Code.PARITY_NEVER: subjects(runs, never),
+        Code.PARITY_SMALL: subjects(runs, small),
+    }
+    return [Note(code, {}, whose) for code, whose in found.items() if whose]
 
 
-def parity_never(runs: Runs) -> list[str]:
-    """The configurations without a parity check, since one device does not do the same."""
-    return _named(runs, _without_check(runs)[1])
+def parity_of(runs: Runs, code: Code) -> tuple[Subject, ...]:
+    """The configurations without a parity check: as it was switched off (`Code.PARITY_OFF`), or since one device does
+    not do the same (`Code.PARITY_NEVER`).
+    """
+    return next((note.subjects for note in _parity_off(runs) if note.code is code), ())
 
 
 @once
-def _without_check(runs: Runs) -> tuple[dict[_Key, str], dict[_Key, str]]:
+def _without_check(runs: Runs) -> tuple[list[_Key], list[_Key]]:
     """The configurations without a parity check: as it was switched off, and as one device does not do the same."""
     is_asked = (pl.col("strategy") != REFERENCE) & ~IS_PROGRAM
     unchecked = counted(runs).filter(is_asked & pl.col("parity_passed").is_null())
     rows = unchecked.select(*_KEYS, "config_json").rows()
-    off = {(group, name): "" for group, name, config in rows if not json.loads(config)["measure"]["parity"]}
-    return off, {(group, name): "" for group, name, _ in rows if (group, name) not in off}
+    off = dict.fromkeys((group, name) for group, name, config in rows if not json.loads(config)["measure"]["parity"])
+    return list(off), list(dict.fromkeys((group, name) for group, name, _ in rows if (group, name) not in off))
 
 
-def _recorded(runs: Runs) -> list[str]:
+def _recorded(runs: Runs) -> list[Note]:
     """The warnings that runs recorded themselves."""
     rows = facts(runs).drop_nulls("warnings").filter(pl.col("warnings") != "")
     return [
-        f"{text.listed(_named(runs, dict.fromkeys(members.select(_KEYS).rows(), '')), most=8)}: {warning} "
-        f"({count_of(members.height, 'run')}: {folders_of(runs, members['run_id'])})."
+        Note(
+            Code.RECORDED,
+            {
+                "warning": warning,
+                "runs": count_of(members.height, "run"),
+                "folders": folders_of(runs, members["run_id"]),
+            },
+            subjects(runs, members.select(_KEYS).rows()),
+        )
         for (warning,), members in rows.group_by("warnings", maintain_order=True)
     ]
 
 
-def environment_warnings(runs: Runs) -> list[str]:
-    """Warnings about other jobs, runs that were not interleaved, and different environments, one line each."""
-    return [*_shared(runs), *limited(runs, tuple(Caveat)), *_environments(runs)]
-
-
-def _shared(runs: Runs) -> list[str]:
+def _shared(runs: Runs) -> list[Note]:
     """Whether other jobs ran beside the measured ones."""
     environments = environments_of(runs)
-    shared = [run_id for run_id in counted(runs)["run_id"] if environments[run_id].get("allocation") == "shared"]
-    if not shared:
-        return []
-    return [
-        f"{count_of(len(shared), 'run')} shared nodes with other Slurm jobs, whose load on "
-        "memory, network and clocks is in the times. Interleaved repeats spread it over all configurations. Runs on "
-        "whole nodes avoid it."
-    ]
+    shared = sum(environments[run_id].get("allocation") == "shared" for run_id in counted(runs)["run_id"])
+    return [Note(Code.SHARED_NODES, {"runs": count_of(shared, "run")})] if shared else []
 
 
-def _environments(runs: Runs) -> list[str]:
+def _environments(runs: Runs) -> list[Note]:
     entries, told = environment(runs), reported_differences(runs)
-    lines = [
-        f"Not all counted runs have the same {key}: {text.listed(sorted(values))}."
+    notes = [
+        Note(Code.OTHER_VALUES, {"key": key, "shown": text.listed(sorted(values))})
         for key, values in entries.items()
         if len(values) > 1 and not is_volatile(key) and key not in told
     ]
-    if "true" in entries.get("git.dirty", []):
-        lines.append("Some runs were measured with uncommitted changes: the commit alone does not reproduce them.")
-    return lines
+    return [*notes, Note(Code.UNCOMMITTED)] if "true" in entries.get("git.dirty", []) else notes
 
 
 @once

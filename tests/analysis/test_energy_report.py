@@ -106,8 +106,6 @@ def test_gpus_that_were_slowed_down_are_named(tmp_path: Path) -> None:
     assert sorted(per_run(runs)["steady_gpu_throttle_reasons"]) == [0x0, 0x4, 0x40, 0x43]
     said = [warning for warning in warnings.warnings(runs) if "Clocks were lowered" in warning]
     assert sorted(said) == [
-        "Clocks were lowered by heat (hardware) while these trained, which made their times longer: "
-        "single × 1 (2 repeats).",
-        "Clocks were lowered by their power limit while these trained, which made their times longer: "
-        "single × 1 (1 repeat).",
+        "Clocks were lowered by heat (hardware) while 2 repeats of single × 1 trained, which made their times longer.",
+        "Clocks were lowered by their power limit while 1 repeat of single × 1 trained, which made their times longer.",
     ]

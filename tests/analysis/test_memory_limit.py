@@ -9,7 +9,7 @@ import pytest
 
 from analysis import load, summary
 from analysis.comparison.campaign import campaign
-from analysis.comparison.issues import Blocker, Caveat
+from analysis.comparison.notes import Code
 from analysis.comparison.sides import by
 from analysis.report import answers
 from parallelbench.errors import ConfigError
@@ -48,7 +48,7 @@ def test_a_baseline_at_its_memorys_limit_explains_a_superlinear_speed_up(
     runs = load(tmp_path)
     ((_, pairing),) = campaign(runs).others
     assert not pairing.blockers()
-    (caveat,) = (each for each in pairing.caveats() if each.kind is Caveat.ABOVE_IDEAL)
+    (caveat,) = (each for each in pairing.caveats() if each.code is Code.AT_MEMORY_LIMIT)
     words = f"the baseline is at its memory's limit ({why})"
     assert words in str(caveat).replace("\u202f", " ")
     row = summary(runs).row(1, named=True)
@@ -65,7 +65,7 @@ def test_without_such_evidence_in_most_runs_it_stays_blocked(tmp_path: Path, lim
     measured(tmp_path, *limits)
     runs = load(tmp_path)
     ((_, pairing),) = campaign(runs).others
-    assert [each.kind for each in pairing.blockers()] == [Blocker.SUPERLINEAR]
+    assert [each.code for each in pairing.blockers()] == [Code.SUPERLINEAR]
     assert summary(runs).row(1, named=True)["verdict"] == "not comparable"
     with pytest.raises(ConfigError, match="is not believed"):
         by(runs, "configuration", "single × 1", "ddp × 2")

@@ -18,7 +18,7 @@ from analysis.claims.figures.uw_benchmark import FIRST, SECOND, epoch_rates
 from analysis.claims.table import effect_of
 from analysis.comparison.configurations import learned
 from analysis.comparison.exclusions import excluded
-from analysis.comparison.issues import Blocker, Caveat
+from analysis.comparison.notes import Code
 from analysis.comparison.pairing import paired
 from analysis.comparison.run import compared_runs
 from analysis.comparison.verdict import SpeedVerdict
@@ -349,14 +349,14 @@ def test_an_effect_of_effects_is_blocked_by_any_two_of_its_runs(tmp_path: Path) 
     ("strategy", "share", "kind"),
     [
         ("ddp", 0.55, None),
-        ("ddp", 0.4, Caveat.ABOVE_IDEAL),
-        ("ddp", 0.1, Blocker.SUPERLINEAR),
+        ("ddp", 0.4, Code.ABOVE_IDEAL),
+        ("ddp", 0.1, Code.SUPERLINEAR),
         ("parameter_server", 0.4, None),
     ],
     ids=["1.8", "2.5", "10", "three workers"],
 )
 def test_more_devices_of_one_strategy_are_not_faster_by_any_factor(
-    tmp_path: Path, strategy: str, share: float, kind: Caveat | Blocker | None
+    tmp_path: Path, strategy: str, share: float, kind: Code | None
 ) -> None:
     """One of a parameter server's devices computes nothing: three workers may be three times as fast as one."""
     for repeat in range(6):
@@ -364,9 +364,9 @@ def test_more_devices_of_one_strategy_are_not_faster_by_any_factor(
             published(config(tmp_path, repeat=repeat, strategy=strategy, devices=devices), steady(time_s))
     sides = [[run for run in compared_runs(load(tmp_path)).values() if run.definition["devices"] == n] for n in (2, 4)]
     pairing = paired(*sides)
-    kinds = [issue.kind for issue in (*pairing.blockers(), *pairing.caveats())]
+    kinds = [issue.code for issue in (*pairing.blockers(), *pairing.caveats())]
     assert kinds == ([kind] if kind else [])
-    assert [issue.kind for issue in pairing.exchanged().blockers()] == kinds[: kind is Blocker.SUPERLINEAR]
+    assert [issue.code for issue in pairing.exchanged().blockers()] == kinds[: kind is Code.SUPERLINEAR]
 
 
 @pytest.mark.cases("True")

@@ -281,7 +281,8 @@ def test_of_several_works_a_warning_names_the_one_that_it_is_about(tmp_path: Pat
     told = warnings.warnings(load(tmp_path))
     work = "digits · cnn_small · batch size"
     for words, names in (
-        ("Clocks were lowered by heat", f"single × 1 (1 repeat of {work} 64; and 2 repeats of {work} 128)."),
+        ("Clocks were lowered by heat (hardware) while 1 repeat", f"of single × 1 ({work} 64) trained"),
+        ("Clocks were lowered by heat (hardware) while 2 repeats", f"of single × 1 ({work} 128) trained"),
         ("Energy per epoch is not known", f"ddp × 2 ({work} 128):"),
         ("without a parity check", f"ddp × 2 ({work} 128)."),
         ("as a smaller model only", f"ddp × 2 ({work} 64)."),

@@ -92,7 +92,7 @@ def test_each_set_of_options_is_compared_with_the_one_device_that_has_them(tmp_p
     }
     assert found == {name: value and pytest.approx(value, rel=0.05) for name, value in expected.items()}
     (line,) = (line for line in warnings(runs) if line.startswith("No speed-up for "))
-    assert "tf_mirrored × 2, tf function false, xla false (" in line
+    assert "tf_mirrored × 2, tf function false, xla false: " in line
     assert "of one device's sets of options (tf_single × 1, " in line
     judged = {case.where: case.median for case in judge(runs, claim(), seed="here").cases}
     assert judged == {

@@ -9,7 +9,7 @@ import pytest
 
 from analysis import by, compare, load, summary
 from analysis.comparison.baseline import unlike_groups
-from analysis.comparison.issues import Caveat
+from analysis.comparison.notes import Code
 from analysis.comparison.verdict import SpeedVerdict
 from analysis.runs.reader import Runs
 from parallelbench.errors import ConfigError
@@ -52,7 +52,7 @@ def test_runs_of_the_smaller_sweep_are_apart_from_the_larger_ones_baseline(both:
     (row,) = by(both, "configuration", "single × 1", "zero1 × 2").rows
     assert row.verdict is SpeedVerdict.NOT_INTERLEAVED
     (issue,) = (issue for group, issue in unlike_groups(both).items() if "batch size 64" not in group)
-    assert issue.kind is Caveat.APART
+    assert issue.code is Code.APART
     alone = summary(load(both.root / "b")).filter(configuration="zero1 × 2")
     assert (alone["verdict"].item(), alone["speed_up"].item()) == ("faster", pytest.approx(2.0))
 
