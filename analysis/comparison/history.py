@@ -25,11 +25,11 @@ from analysis.comparison.issues import (
     WITH_FIRST_EPOCH,
     beyond_cores,
     beyond_peak,
-    format_differences,
     of_energies,
     unlike_contents,
     unlike_probes,
 )
+from analysis.comparison.notes import format_differences
 from analysis.comparison.ratio import ERROR, FEWEST_REPEATS, Spread, ratio_median
 from analysis.comparison.run import compared_runs
 from analysis.comparison.sides import as_recorded
