@@ -15,7 +15,8 @@ from analysis.advisor.calibration import probed_figures
 from analysis.advisor.fit import model_key
 from analysis.advisor.strategies import SuiteJob
 from analysis.comparison.configurations import counted
-from analysis.comparison.issues import format_differences, unlike_probes
+from analysis.comparison.issues import unlike_probes
+from analysis.comparison.notes import format_differences
 from analysis.comparison.pairing import Pairing, RepeatPair
 from analysis.comparison.run import compared_runs
 from analysis.comparison.work import PROBED, component_labels
