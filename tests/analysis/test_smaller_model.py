@@ -32,7 +32,10 @@ def test_only_runs_whose_whole_model_was_never_compared_are_listed(strategy: str
     published(config(tmp_path, strategy="tensor_parallel", devices=2))
     runs = load(tmp_path)
     assert [
-        name for line in warnings._parity_off(runs) for name in ("ddp", "fsdp", "tensor_parallel") if name in line
+        name
+        for line in map(str, warnings._parity_off(runs))
+        for name in ("ddp", "fsdp", "tensor_parallel")
+        if name in line
     ] == [strategy]
     made = set(per_run(runs)["checks_made"].to_list())
     assert made == {"not compared: steps (made up)", "passed: gradients"}
