@@ -372,7 +372,7 @@ class ClaimedEffect:
         repeats = len(self.effect.readings)
         if missed := repeats - len(self.effect.known):
             issues = (
-                Note(Code.UNREACHED, {"missed": missed, "repeats": repeats, "target": self.claim.target}),
+                Note(Code.UNREACHED, {"missed": missed, "repeats": repeats, "target": f"{self.claim.target:g}"}),
                 *issues,
             )
         return "; ".join(map(str, issues))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from analysis import text
-from analysis.comparison.notes import SPEEDS, Code, Note, Subject, write
+from analysis.comparison.notes import SPEEDS, Code, Note
 from analysis.comparison.run import is_energy
 from analysis.comparison.work import PROBED, Differences
 from analysis.metrics.disturbance import SHARE, partly_unmeasured, rank_windows, unsure_s
@@ -21,7 +21,7 @@ from parallelbench.errors import ConfigError
 from parallelbench.measure import environment_match
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from analysis.comparison.run import ComparedRun
     from analysis.runs.reader import Runs
@@ -62,16 +62,6 @@ def _remedies(differences: Differences, across: Sequence[str]) -> str:
 def _speeds(key: str, *per_s: float) -> tuple[str, str]:
     one, other = (f"{text.number(each / 1e9)} {SPEEDS[key][1]}" for each in per_s)
     return one, other
-
-
-Issue = Note
-Blocker = Code
-"""What claims and figures call them."""
-
-
-def said_once(notes: Iterable[tuple[str, Note]], *, of: int | None = None) -> list[str]:
-    """Notes of named comparisons in sentences (`analysis.comparison.notes.write`)."""
-    return write((note.about(Subject(name)) for name, note in notes), of=of)
 
 
 _DEVICE = ("device_type", "device_name", "cores_per_device")

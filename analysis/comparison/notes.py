@@ -276,21 +276,14 @@ def write(notes: Iterable[Note], *, of: int | None = None, brief: bool = False) 
 
 def _words(note: Note, *, brief: bool = False) -> str:
     remedy = note.remedy or Remedy()
-    values = _of_target(note) if note.code is Code.UNREACHED else note.values
     known = {
         "repeats": remedy.repeats,
         "retry": ",".join(sorted(remedy.retry)),
         "whose": named(note.subjects),
         "each": " each" if len(note.subjects) > 1 else "",
         "see": " (see the warnings)" if brief else "",
-    } | {key: _shown(value, brief=brief) for key, value in values.items()}
+    } | {key: _shown(value, brief=brief) for key, value in note.values.items()}
     return (note.code.brief if brief else note.code.full).format(**known)
-
-
-def _of_target(note: Note) -> Mapping[str, Any]:
-    """Claims note target → (repeats that miss it, all repeats)."""
-    ((target, (missed, repeats)),) = note.values.items()
-    return {"target": target, "missed": missed, "repeats": repeats}
 
 
 def _shown(value: Any, *, brief: bool) -> str:

@@ -15,7 +15,7 @@ import polars as pl
 from analysis import text
 from analysis.comparison.baseline import LIMITS
 from analysis.comparison.configurations import learned, learning
-from analysis.comparison.issues import said_once
+from analysis.comparison.notes import Subject, write
 from analysis.comparison.pairing import Pairing, paired
 from analysis.comparison.run import compared_runs
 from analysis.comparison.sides import RATE
@@ -469,13 +469,13 @@ class Across:
         ratios = {key: ratio for key, pairing in pairings.items() if (ratio := pairing.ratio(self.metric))}
         told = per_group(compared, partial(_changes, self, pairings), by="panel") or nothing
         several = compared["panel"].n_unique() > 1
-        caveats = (
-            (f"{configuration} ({work})" if several else str(configuration), caveat)
+        notes = (
+            caveat.about(Subject(str(configuration), str(work) if several else ""))
             for work, configuration in ratios
             for caveat in pairings[work, configuration].caveats()
             if caveat.code in LIMITS
         )
-        return "\n".join([told, *said_once(caveats, of=len(ratios))])
+        return "\n".join([told, *write(notes, of=len(ratios))])
 
 
 def _changes(across: Across, pairings: Mapping[tuple[Any, Any], Pairing], rows: pl.DataFrame) -> str:
