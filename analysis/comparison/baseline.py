@@ -97,24 +97,25 @@ def stand_in_notes(runs: Runs) -> list[Note]:
     for one, single in stand_ins(runs):
         failed = failed_repeats(one)
         chosen = found.chosen_among([each for each in found.groups[one.group] if each.framework == one.framework])
-        lost = f". Of its repeats {failed}, without a pair" if failed else ""
-        which = "" if chosen is one else ", the first one on the fewest devices that count"
-        why = f"{which}: {why_not_one_device(single)}{lost}"
+        lost = f". Of the repeats of {one.name}, {failed}: left out" if failed else ""
+        if chosen is one:
+            why = "which was chosen" if single and single.counts else f"which was chosen: {why_not_one_device(single)}"
+        else:
+            why = f"the first one on the fewest devices that count, as {why_not_one_device(single)}"
+        why = f"{why}{lost}"
         notes.append(Note(Code.STAND_IN, {"why": why}, subjects_of(found, [one])))
     return notes
 
 
 def why_not_one_device(one: Configuration | None) -> str:
-    """Why one device is no baseline: "single × 1 does not fit: out of memory in 6 of 6 repeats"."""
+    """Why one device is no baseline: "single × 1 ran out of memory in 6 of 6 repeats"."""
     if one is None:
         return "one device was not measured"
     if Exclusion.OOM.value in one.failed and not one.counts:
         failed = len(one.failed[Exclusion.OOM.value])
-        return f"{one.name} does not fit: out of memory in {failed} of {count_of(len(one.every), 'repeat')}"
-    if not one.counts:
-        reasons = ", ".join(f"{len(repeats)} {exclusion}" for exclusion, repeats in one.failed.items())
-        return f"no run of {one.name} counts ({reasons})"
-    return f"chosen in place of {one.name}"
+        return f"{one.name} ran out of memory in {failed} of {count_of(len(one.every), 'repeat')}"
+    reasons = ", ".join(f"{len(repeats)} {exclusion}" for exclusion, repeats in one.failed.items())
+    return f"no run of {one.name} counts ({reasons})"
 
 
 def failed_repeats(baseline: Configuration | None) -> str | None:

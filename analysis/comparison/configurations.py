@@ -234,7 +234,8 @@ def _parity(configuration: Mapping[str, Any]) -> str:
         words += f", {small} on a smaller model only" if (small := configuration["small_only"]) else ""
     else:
         asked_for = json.loads(configuration["config"])["measure"].get("parity")
-        words = "reference" if configuration["strategy"] == REFERENCE and asked_for else "not checked"
+        is_reference = configuration["strategy"] == REFERENCE and asked_for and configuration["repeats"]
+        words = "reference" if is_reference else "not checked"
     return words + (f", {unclosed} not checked after training" if unclosed else "")
 
 

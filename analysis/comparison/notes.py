@@ -124,7 +124,7 @@ class Code(Enum):
         "or slower is wrong. So one may show no difference where its own 95 % interval leaves out 1"
     )
     NO_BASELINE = "No speed-up for {whose}: {why}"
-    STAND_IN = "Speed-ups are over {whose}{why}"
+    STAND_IN = "Speed-ups are over {whose}, {why}"
     NO_START_UP = "No speed-up with start-up for {whose}: {why}"
     PACKED = (
         "No start-up from {runs} (launcher.pack=true): a process that had loaded torch, a new one for each repeat, was "

@@ -28,6 +28,7 @@ from analysis.comparison.exclusions import Exclusion, disturbed_lines, disturbed
 from analysis.comparison.issues import FLAGS, PROBE_TOLERANCE, is_quotable
 from analysis.comparison.notes import Code, Note, Remedy, named, remedy_of
 from analysis.comparison.pairing import MEMORY
+from analysis.comparison.ratio import DECIDING_REPEATS
 from analysis.comparison.verdict import SpeedVerdict
 from analysis.comparison.work import IS_ONE_DEVICE, IS_PROGRAM, configurations
 from analysis.report.claims import judged
@@ -62,7 +63,7 @@ def findings(runs: Runs) -> list[str]:
 
 
 def _beside(runs: Runs) -> list[str]:
-    return [*of_programs(runs), *_parity(runs), *_fits(runs), *_memory(runs), *_energy(runs)]
+    return [*of_programs(runs), *_parity(runs), *_fits(runs), *_memory(runs), *_energy(runs), *_hours(runs)]
 
 
 def _parity(runs: Runs) -> list[str]:
@@ -202,6 +203,23 @@ def _energy(runs: Runs) -> list[str]:
     return [f"{what}: none to quote: {why}."] if of_gpus.height and rows.is_empty() else []
 
 
+def _hours(runs: Runs) -> list[str]:
+    """Device-hours of the whole training as it was measured, the least and the most, with their price where the site
+    has one.
+    """
+    rows = summary(runs).filter(pl.col("repeats") > 0).drop_nulls("device_hours").sort("device_hours")
+    if rows.is_empty():
+        return []
+    several = rows["group"].n_unique() > 1
+    ends = [rows.row(0, named=True), *([rows.row(-1, named=True)] if rows.height > 1 else [])]
+    told = []
+    for row in ends:
+        name = f"{row['configuration']} ({row['group']})" if several else row["configuration"]
+        price = "" if row["cost"] is None else f" (cost {text.number(row['cost'])})"
+        told.append(f"{text.number(row['device_hours'])} with {name}{price}")
+    return [f"Device-hours of a whole run's training: {' to '.join(told)}."]
+
+
 def _ratio_of_energies(pairing: Pairing) -> Ratio | None:
     """None where the energies of either side are flagged."""
     flagged = any(note.code is Code.ENERGY for note in pairing.caveats(metric=ENERGY))
@@ -269,7 +287,7 @@ def next_steps(runs: Runs) -> list[str]:
     repeats = remedy.repeats
     retried = [each.value for each in Exclusion if each.value in remedy.retry]
     if retried and repeats is None:  # the words that the sweep was asked for with are without its repeats
-        repeats = int(str(runs.run["repeat"].max())) + 1
+        repeats = max(int(str(runs.run["repeat"].max())) + 1, DECIDING_REPEATS)
     options = [f"sweep.repeats={repeats}"] * (repeats is not None) + [f"--retry {','.join(retried)}"] * bool(retried)
     if not options:
         return []
@@ -431,7 +449,7 @@ def _ties(runs: Runs, ordered: pl.DataFrame) -> str:
     tied = [each.name for each, verdict in verdicts.items() if verdict not in decided]
     told = f" Not told apart from {fastest}: {text.listed(tied)}." if tied else ""
     apart, unlike, few = those(_NOT_HELD[0]), those(_NOT_HELD[1]), those(*_FEW)
-    told += f" Not tested against {fastest}, as measured apart from it: {apart}." if apart else ""
+    told += f" Not tested whether {fastest} is faster than {apart}: they were measured apart." if apart else ""
     told += f" Not comparable with {fastest}: {unlike}." if unlike else ""
     return f"{told} Too few repeats to tell {fastest} from {few}." if few else told
 

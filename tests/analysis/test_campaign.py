@@ -77,7 +77,7 @@ def test_the_fewest_devices_that_count_stand_for_one_device_that_has_not_enough_
 def test_the_first_sentence_says_which_baseline_and_why(runs: Runs) -> None:
     first, *others = answers.headline(runs)
     assert first == (
-        "Speed-ups are over fsdp × 2, the first one on the fewest devices that count: single × 1 does not fit: out of "
+        "Speed-ups are over fsdp × 2, the first one on the fewest devices that count, as single × 1 ran out of "
         "memory in 6 of 6 repeats."
     )
     assert any("times as fast as fsdp × 2" in line for line in others)
@@ -123,7 +123,7 @@ def test_repeats_in_which_the_baseline_failed_have_no_pair_and_are_told(tmp_path
     assert found["ddp × 4"]["speed_up_pairs"] == 4
     assert found["ddp × 4"]["baseline_failed"] == "2 of 6 oom"
     assert found["fsdp × 2"]["baseline_failed"] is None
-    assert "Of its repeats 2 of 6 oom, without a pair" in answers.headline(runs)[0]
+    assert "Of the repeats of fsdp × 2, 2 of 6 oom: left out." in answers.headline(runs)[0]
 
 
 @pytest.mark.parametrize("name", ["ddp × 4", "ddp x 4", "ddp x4", "ddp*4"])

@@ -323,7 +323,7 @@ def test_what_was_measured_apart_is_not_said_to_be_untold_and_one_pasted_command
     runs = measure(REPEATS, apart=True)
     told = answers.headline(runs)
     assert set(summary(runs)["verdict"]) == {"baseline", "not interleaved"}
-    assert "Not tested against ddp × 2, as measured apart from it: fsdp × 2." in told[0]
+    assert "Not tested whether ddp × 2 is faster than fsdp × 2: they were measured apart." in told[0]
     assert not any("Not told apart" in line for line in told)
     turns = "One submit measures all sides of the new repeats in turn."
     why = "That may decide 2 comparisons with one device."
