@@ -93,7 +93,7 @@ def stand_ins_in_words(runs: Runs) -> list[str]:
 
 def stand_in_notes(runs: Runs) -> list[Note]:
     """The baselines on several devices, why one device is none, and their repeats without a pair."""
-    notes, found = [], campaign(runs)
+    notes, found = _not_followed(runs), campaign(runs)
     for one, single in stand_ins(runs):
         failed = failed_repeats(one)
         chosen = found.chosen_among([each for each in found.groups[one.group] if each.framework == one.framework])
@@ -107,13 +107,27 @@ def stand_in_notes(runs: Runs) -> list[Note]:
     return notes
 
 
+def _not_followed(runs: Runs) -> list[Note]:
+    """The works in which the baseline that their sweep names can't be followed."""
+    found, notes = campaign(runs), []
+    if found.chosen is not None:
+        return []
+    for members in found.groups.values():
+        for framework in dict.fromkeys(each.framework for each in members):
+            alike = [each for each in members if each.framework == framework]
+            if why := found.of_sweep(alike)[1]:
+                notes.append(Note(Code.NOT_FOLLOWED, {"why": why}, subjects_of(found, alike)))
+    return notes
+
+
 def why_not_one_device(one: Configuration | None) -> str:
     """Why one device is no baseline: "single × 1 ran out of memory in 6 of 6 repeats"."""
     if one is None:
         return "one device was not measured"
     if Exclusion.OOM.value in one.failed and not one.counts:
         failed = len(one.failed[Exclusion.OOM.value])
-        return f"{one.name} ran out of memory in {failed} of {count_of(len(one.every), 'repeat')}"
+        ended = sum(len(repeats) for exclusion, repeats in one.failed.items() if exclusion != Exclusion.NO_RESULT.value)
+        return f"{one.name} ran out of memory in {failed} of {count_of(ended, 'repeat')}"
     reasons = ", ".join(f"{len(repeats)} {exclusion}" for exclusion, repeats in one.failed.items())
     return f"no run of {one.name} counts ({reasons})"
 

@@ -178,12 +178,28 @@ class Campaign:
         return dict.fromkeys(alike, fewest) if (fewest := _fewest_devices(alike)) else {}
 
     def chosen_among(self, alike: Sequence[Configuration]) -> Configuration | None:
-        """The one that was asked for by name, or that the sweep's file names; `ConfigError` for several."""
-        asked = self.chosen or next((name for each in alike if (name := each.every[0].sweep_baseline)), None)
-        found = named(alike, asked) if asked else []
+        """The one that was asked for by name, or that the sweep names; `ConfigError` where several were asked for."""
+        if self.chosen is None:
+            return self.of_sweep(alike)[0]
+        found = named(alike, self.chosen)
         if len(found) > 1:
-            raise _ambiguous(asked or "", found)
+            raise _ambiguous(self.chosen, found)
         return found[0] if found else None
+
+    def of_sweep(self, alike: Sequence[Configuration]) -> tuple[Configuration | None, str]:
+        """The configuration that `sweep.baseline` of the latest runs names, and else why it is not followed; neither
+        where no sweep names one.
+        """
+        names = dict.fromkeys(each.every[-1].sweep_baseline for each in alike)
+        asked = [name for name in names if name]
+        if not asked:
+            return None, ""
+        if len(names) > 1:
+            return None, f"{' and '.join(asked)}: not all of these runs are of a sweep that names it"
+        found = named(alike, asked[0])
+        if len(found) == 1:
+            return found[0], ""
+        return None, f"{asked[0]}: {'several configurations are' if found else 'no configuration is'} called that"
 
     def one_device_of(self, configuration: Configuration) -> Configuration | None:
         """Its framework's configuration on one device of the same work, whether any of its runs counts or not."""

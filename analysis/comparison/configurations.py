@@ -149,22 +149,23 @@ def _epochs_for_lines(runs: Runs) -> pl.DataFrame:
 def gains(runs: Runs) -> pl.DataFrame:
     """Paired speed-ups over the baseline, one row per pair of repeats, steady and with start-up.
 
-    Columns: group, configuration, variant, strategy, devices, nodes, baseline_devices, kind (steady, with_startup),
-    repeat, value.
+    Columns: group, configuration, variant, strategy, devices, nodes, baseline, baseline_devices, kind (steady,
+    with_startup), repeat, value.
     """
     rows, found = [], campaign(runs)
     for each in found.counted:
         if pairing := found.against_baseline(each):
             label, baseline = each.label, found.baseline_of(each)
-            row = (each.group, each.name, label.variant, label.strategy, label.devices, label.nodes)
+            of_baseline = (baseline.name, baseline.devices) if baseline else (None, None)
+            row = (each.group, each.name, label.variant, label.strategy, label.devices, label.nodes, *of_baseline)
             for kind, with_startup in (("steady", False), ("with_startup", True)):
                 ratio = pairing.speed_up(with_startup=with_startup)
-                rows += [(*row, baseline and baseline.devices, kind, *pair) for pair in (ratio.pairs if ratio else ())]
+                rows += [(*row, kind, *pair) for pair in (ratio.pairs if ratio else ())]
     names = (
         *("group", "configuration", "variant", "strategy", "devices", "nodes"),
-        *("baseline_devices", "kind", "repeat", "value"),
+        *("baseline", "baseline_devices", "kind", "repeat", "value"),
     )
-    kinds = (*[pl.String] * 4, *[pl.Int32] * 3, pl.String, pl.Int32, pl.Float64)
+    kinds = (*[pl.String] * 4, *[pl.Int32] * 2, pl.String, pl.Int32, pl.String, pl.Int32, pl.Float64)
     table = pl.DataFrame(rows, schema=dict(zip(names, kinds, strict=True)), orient="row")
     return table.sort(natural("group"), pl.col("kind") != "steady", maintain_order=True)
 

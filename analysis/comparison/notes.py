@@ -100,8 +100,8 @@ class Code(Enum):
         f": by chance, or {_CAUSES}",
     )
     AT_MEMORY_LIMIT = (
-        "{more} are {speed_up} times as fast as {fewer}, more than the ideal {limit} times: the baseline is at its "
-        "memory's limit ({memory})"
+        "{more} are {speed_up} times as fast as {fewer}, more than the ideal {limit} times: on {fewer} memory is "
+        "at its limit ({memory})"
     )
     DRIFT = (
         "the speed of a machine changed by more than {tolerance} during a run: {differences}",
@@ -124,6 +124,7 @@ class Code(Enum):
         "or slower is wrong. So one may show no difference where its own 95 % interval leaves out 1"
     )
     NO_BASELINE = "No speed-up for {whose}: {why}"
+    NOT_FOLLOWED = "The baseline of the sweep is not taken (sweep.baseline={why}): {whose}"
     STAND_IN = "Speed-ups are over {whose}, {why}"
     NO_START_UP = "No speed-up with start-up for {whose}: {why}"
     PACKED = (

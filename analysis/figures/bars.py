@@ -248,7 +248,7 @@ def _shortfalls(runs: Runs) -> pl.DataFrame:
     """1 − efficiency, per pair of repeats, and the measured bubble, both in per cent; and the schedule's `bubble`."""
     planned = summary(runs).drop_nulls("theoretical_bubble")
     # The median speed-up's, which is one of logarithms.
-    steady = over_baseline(gains(runs)).filter(pl.col("kind") == "steady")
+    steady = _over_undivided(runs, over_baseline(gains(runs))).filter(pl.col("kind") == "steady")
     steady = steady.with_columns(middle=RATIO_MEDIAN.over("group", "configuration")).select(
         "group", "configuration", "repeat", pl.col("value", "middle").truediv(pl.col("ideal")).mul(-100).add(100)
     )
@@ -257,6 +257,12 @@ def _shortfalls(runs: Runs) -> pl.DataFrame:
     data = panel(rows, "Steady state").with_columns(bubble=100 * pl.col("theoretical_bubble"), disturbed=pl.lit(False))
     idle = _idle(runs).with_columns(middle=MEDIAN.over("group", "configuration"))
     return pl.concat([data, idle.select(data.columns)]).sort(natural("group"), maintain_order=True)
+
+
+def _over_undivided(runs: Runs, rows: pl.DataFrame) -> pl.DataFrame:
+    """Rows whose baseline has no bubble of its own: beside one that idles itself, a shortfall is no schedule's."""
+    idling = summary(runs).drop_nulls("theoretical_bubble").select("group", baseline="configuration")
+    return rows.join(idling, on=["group", "baseline"], how="anti", maintain_order="left")
 
 
 def _idle(runs: Runs) -> pl.DataFrame:
@@ -311,7 +317,7 @@ bubble = Bars(
     goal="bubble",
     room=1.6,
     finding=Sentence(
-        rows=lambda runs: summary(runs).drop_nulls("theoretical_bubble"),
+        rows=lambda runs: _over_undivided(runs, summary(runs).drop_nulls("theoretical_bubble")),
         each=_beside_ideal,
         whole="of the ideal speed-up, {}",
         ranks=False,

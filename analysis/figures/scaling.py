@@ -40,7 +40,8 @@ def _speed_ups(runs: Runs) -> pl.DataFrame:
 def _ideal(data: pl.DataFrame) -> pl.DataFrame:
     """A line per panel: n times the baseline's devices, n times as fast."""
     devices = pl.DataFrame({"x": sorted({*data["devices"], *data["baseline_devices"]})})
-    least = data.group_by("panel", maintain_order=True).agg(pl.col("baseline_devices").min())
+    one = data.filter(pl.col("baseline_devices").n_unique().over("panel") == 1)  # else no line is the ideal of all
+    least = one.group_by("panel", maintain_order=True).agg(pl.col("baseline_devices").first())
     return least.join(devices, how="cross").select(
         "panel", "x", line=pl.lit(IDEAL), value=pl.col("x") / pl.col("baseline_devices")
     )

@@ -120,14 +120,17 @@ def _where_it_fits(rows: list[dict[str, Any]]) -> str:
     fitting, failing = ([row for row in rows if row["fits"] is known] for known in (True, False))
     if not (fitting or failing):
         return ""
-    if not fitting:
-        failed, of = (sum(row[name] for row in failing) for name in ("oom_runs", "repeats"))
+    if not fitting and not any(row["repeats"] for row in failing):
+        failed = sum(row["oom_runs"] for row in failing)
         tried = count_of(failing[-1]["devices"], "device")
         where = f"fits nowhere, on {tried} at most" if len(failing) > 1 else f"does not fit on {tried}"
-        return f"{where} (out of memory in {failed} of {count_of(failed + of, 'run')})"
+        return f"{where} (out of memory in {failed} of {count_of(failed, 'run')})"
     on = text.listed([str(row["devices"]) for row in fitting], most=len(fitting))
     lost = [f"{row['devices']} ({row['oom_runs']} of {row['oom_runs'] + row['repeats']} runs)" for row in failing]
-    not_on = f", but is out of memory on {text.listed(lost, most=len(lost))}" if lost else ""
+    out_of = f"is out of memory on {text.listed(lost, most=len(lost))}"
+    if not fitting:
+        return out_of
+    not_on = f", but {out_of}" if lost else ""
     return f"fits on {on} device{'' if on == '1' else 's'}{not_on}{_fullest(fitting)}"
 
 
@@ -136,7 +139,8 @@ _LIMITED_BY = {"device": "the device's memory", "node": "the node's memory", "cg
 
 def _fullest(fitting: list[dict[str, Any]]) -> str:
     """The most of its memory that any of these took."""
-    known = [row for row in fitting if row["memory_headroom"] is not None]
+    # Pages that ranks of a host share count several times: below 0 nothing is known.
+    known = [row for row in fitting if row["memory_headroom"] is not None and row["memory_headroom"] >= 0]
     if not known:
         return "; how full it was is not known"
     least = min(known, key=lambda row: row["memory_headroom"])

@@ -100,8 +100,10 @@ def _reason(row: dict[str, Any]) -> str:
     baseline = in_words(row["baseline"])
     if row["repeats"] == 0 and row["verdict"] is None:
         return f"none of its runs counts: {row['exclusions']}"
+    if row["verdict"] is None and row["baseline"] is None:
+        return "nothing to compare it with: see the warnings"
     if row["verdict"] is None:
-        return "no other configuration that counts did the same work"
+        return f"no repeat in which both it and {baseline} have a time after the first epoch"
     return _REASONS.get(row["verdict"], "").format(baseline=baseline, pairs=row["speed_up_pairs"])
 
 

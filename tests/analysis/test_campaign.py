@@ -30,7 +30,8 @@ EPOCHS_S = {("fsdp", 2): 20.0, ("fsdp", 4): 12.5, ("ddp", 4): 10.0, ("zero1", 4)
 def measured(root: Path, ways: dict[tuple[str, int], float], *, lost: tuple[int, ...] = (), **more: Any) -> Runs:
     """Six repeats of each, in turn; those `lost` of the first one run out of memory."""
     for repeat, wobble in enumerate(WOBBLE):
-        failed(config(root, repeat=repeat), "oom", "CUDA out of memory. Tried to allocate 2 GiB", epochs=0)
+        of_sweep = {"sweep_baseline": more["sweep_baseline"]} if "sweep_baseline" in more else {}
+        failed(config(root, repeat=repeat, **of_sweep), "oom", "CUDA out of memory. Tried to allocate 2 GiB", epochs=0)
         for place, ((strategy, devices), time_s) in enumerate(ways.items()):
             keys = {"repeat": repeat, "strategy": strategy, "devices": devices, "sweep_place": place + 1} | more
             turn = place if repeat % 2 == 0 else len(ways) - place
@@ -194,6 +195,56 @@ def test_the_same_strategy_on_two_nodes_is_another_configuration(tmp_path: Path)
     assert found["fsdp × 4 on 2 nodes"]["baseline"] == "fsdp × 4"
     assert found["fsdp × 4 on 2 nodes"]["speed_up"] == pytest.approx(10 / 12, rel=1e-6)
     assert found["fsdp × 4 on 2 nodes"]["efficiency"] == pytest.approx(10 / 12, rel=1e-6), "as many devices"
+
+
+def test_a_sweeps_baseline_that_can_not_be_followed_is_told_and_the_default_taken(tmp_path: Path) -> None:
+    runs = measured(tmp_path, EPOCHS_S, sweep_baseline="dpp × 4")
+    assert rows(runs)["fsdp × 2"]["verdict"] == "baseline"
+    told = "The baseline of the sweep is not taken (sweep.baseline=dpp × 4: no configuration is called that)"
+    assert any(line.startswith(told) for line in answers.headline(runs))
+
+
+def test_the_latest_submit_says_the_baseline_and_another_sweeps_is_not_imposed(tmp_path: Path) -> None:
+    for repeat in range(4):
+        for place, (strategy, devices, time_s) in enumerate((("ddp", 2, 10.0), ("ddp", 4, 6.0), ("fsdp", 4, 5.0))):
+            name = {"sweep_baseline": "ddp × 4"} if repeat >= 2 else {}
+            run = config(tmp_path / "one", repeat=repeat, strategy=strategy, devices=devices, sweep_place=place, **name)
+            published(run, steady(time_s))
+    assert rows(load(tmp_path / "one"))["ddp × 4"]["verdict"] == "baseline"
+    for repeat in range(4):
+        published(config(tmp_path / "one", repeat=repeat, sweep_name="other"), steady(20.0))
+    found = load(tmp_path / "one")
+    assert rows(found)["single × 1"]["verdict"] == "baseline"
+    assert any("not all of these runs are of a sweep that names it" in line for line in answers.headline(found))
+
+
+def test_one_lost_repeat_is_not_said_not_to_fit(tmp_path: Path) -> None:
+    runs = measured(tmp_path, {("fsdp", 2): 20.0, ("ddp", 4): 10.0}, lost=(1,))
+    (line,) = [line for line in answers.headline(runs) if line.startswith("Memory:")]
+    assert "single does not fit on 1 device (out of memory in 6 of 6 runs)" in line.replace("repeats", "runs")
+    assert "fsdp is out of memory on 2 (1 of 6 runs)" in line
+
+
+def test_no_shortfall_is_told_over_a_baseline_that_idles_itself(tmp_path: Path) -> None:
+    for repeat in range(4):
+        failed(config(tmp_path, repeat=repeat), "oom", "out of memory", epochs=0)
+        for devices, bubble, time_s in ((2, 0.2, 10.0), (4, 3 / 7, 7.0)):
+            run = config(tmp_path, repeat=repeat, strategy="pipeline", model="vit_tiny", devices=devices)
+            published(run, steady(time_s, theoretical_bubble=bubble))
+    (figure,) = draw(load(tmp_path), ["bubble"])
+    assert "lacks" not in figure.finding
+    assert figure.chart is None or all(row["value"] is None for row in rows_of(figure.chart))
+
+
+def test_two_baselines_in_one_panel_have_no_line_of_the_ideal(tmp_path: Path) -> None:
+    for repeat in range(4):
+        for strategy, devices, time_s in (
+            *(("fsdp", 2, 10.0), ("fsdp", 4, 6.0)),
+            *(("tf_single", 1, 20.0), ("tf_mirrored", 2, 12.0)),
+        ):
+            published(config(tmp_path, repeat=repeat, strategy=strategy, devices=devices), steady(time_s))
+    (figure,) = draw(load(tmp_path), ["scaling"])
+    assert not any(row["theory"] for row in rows_of(figure.chart))
 
 
 def test_sets_of_options_of_one_device_alone_are_compared_with_the_first(tmp_path: Path) -> None:

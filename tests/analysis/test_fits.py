@@ -84,7 +84,7 @@ def test_where_some_repeats_are_out_of_memory_it_does_not_fit(tmp_path: Path) ->
     (row,) = summary(load(tmp_path)).filter(configuration="ddp × 2").to_dicts()
     shown = {cell.column.name: cell.shown for cell in cells(row, page_columns("configurations"))}
     assert shown["fits"] == "no, in 2 of 6"
-    assert "ddp does not fit on 2 devices (out of memory in 2 of 6 runs)" in said(tmp_path)
+    assert "ddp is out of memory on 2 (2 of 6 runs)" in said(tmp_path)
 
 
 @pytest.mark.parametrize(

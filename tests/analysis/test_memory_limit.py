@@ -49,7 +49,7 @@ def test_a_baseline_at_its_memorys_limit_explains_a_superlinear_speed_up(
     ((_, pairing),) = campaign(runs).others
     assert not pairing.blockers()
     (caveat,) = (each for each in pairing.caveats() if each.code is Code.AT_MEMORY_LIMIT)
-    words = f"the baseline is at its memory's limit ({why})"
+    words = f"on 1 device memory is at its limit ({why})"
     assert words in str(caveat).replace("\u202f", " ")
     row = summary(runs).row(1, named=True)
     assert (row["verdict"], row["speed_up"]) == ("faster", pytest.approx(5.0))
