@@ -64,6 +64,7 @@ def test_times_of_disturbed_epochs_are_marked_though_the_run_counts(usual: Runs)
     single, ddp = summary(runs).sort("devices").rows(named=True)
     resting = {"first_epoch_time_s", "second_epoch_time_s", "total_training_time_s", "total_time_s", "device_hours"}
     resting |= {"throughput_with_startup_samples_per_s", "time_to_accuracy_s", "energy_to_accuracy_j"}
+    resting |= {"device_hours_to_accuracy"}
     assert (ddp["disturbed"], ddp["verdict"]) == (False, "faster")
     flags = [f"{window}_disturbed" for window in ("first", "second", "steady", "whole")]
     assert [single[flag] for flag in flags] == [False] * 4
