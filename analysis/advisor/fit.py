@@ -26,7 +26,7 @@ from analysis.advisor.strategies import SuiteJob, suite_phases
 from analysis.advisor.transformer import work_of
 from analysis.cache import kept, name_of
 from parallelbench.config.build import to_mapping
-from parallelbench.config.identity import PLACES, canonical_json
+from parallelbench.config.identity import OF_SWEEP, PLACES, canonical_json
 from parallelbench.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ ASSUMED_FACTOR = 2.0
 
 
 NEVER_OF_A_STEP = (
-    *(*PLACES, "device", "same_plugin"),  # where; evidence is of one machine by other rules
+    *(*PLACES, *OF_SWEEP, "device", "same_plugin"),  # where; evidence is of one machine by other rules
     *("seed", "repeat", "epochs", "lr_schedule", "metric"),
     *("batch_size", "scaling"),  # the global batch says it
 )

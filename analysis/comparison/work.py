@@ -12,6 +12,7 @@ import polars as pl
 
 from analysis.runs.reader import once
 from parallelbench.config.build import LATER_COMPONENTS, LATER_OPTIONS, OF_PROGRAM, completed
+from parallelbench.config.identity import OF_SWEEP, PLACES
 from parallelbench.frameworks import FRAMEWORKS
 from parallelbench.frameworks.program import Program
 from parallelbench.measure.environment_match import flatten
@@ -69,7 +70,7 @@ WAYS = tuple(key for key in COMPARED if key != "repeat")
 WHICH_STRATEGY = ("strategy.name", "strategy._target_")
 """Keys that say which it is; the others below `strategy` are its options."""
 CIRCUMSTANCES = (
-    *("results", "launcher", "site", "sweep_name", "sweep_place", "sweep_baseline", "device", "same_plugin"),
+    *(*PLACES, *OF_SWEEP, "device", "same_plugin"),
     "measure.parity",
     "measure.parity_steps",
     "measure.steps_sampled",
