@@ -72,6 +72,12 @@ def partly_unmeasured(runs: Runs) -> frozenset[str]:
 
 
 @once
+def causes(runs: Runs) -> pl.DataFrame:
+    """`run_id`, and which limits the steady epochs exceed: `taken` of cores, `stopped` ranks, `shared` GPUs."""
+    return _judged(runs).filter(window="steady").select(AS_TEXT, *_CAUSES)
+
+
+@once
 def disturbances(runs: Runs) -> pl.DataFrame:
     """A row per run that has epochs: `run_id` (numbered), and of each window `…_lost_share` and `…_disturbed`."""
     found = _judged(runs)
@@ -140,10 +146,14 @@ def _cores() -> pl.Expr:
     return pl.max_horizontal(of_devices.fill_null(1), pl.lit(1))
 
 
+_CAUSES = ("taken", "stopped", "shared")
+
+
 @once
 def _judged(runs: Runs) -> pl.DataFrame:
     """A row per run and window that has epochs: `lost_share`, and whether it is `disturbed`; null where it was
     not measured on all ranks and in all of its epochs what others took, and what is known does not exceed the limits.
+    Which limits are exceeded is in `_CAUSES`.
     """
     of_ranks = (
         rank_windows(runs)
@@ -168,10 +178,10 @@ def _judged(runs: Runs) -> pl.DataFrame:
         for window, inside in WINDOWS.items()
     ]
     both = pl.concat(parts).collect().join(of_ranks, on=("run_id", "window"), how="left")
-    found = pl.any_horizontal(pl.col("taken", "stopped", "shared").fill_null(value=False))
+    both = both.with_columns(pl.col(_CAUSES).fill_null(value=False))
     known = pl.any_horizontal(pl.col("known", "watched").fill_null(value=False))
-    disturbed = pl.when(found).then(pl.lit(True)).when(known).then(pl.lit(False))
-    return both.select("run_id", "window", "lost_share", disturbed=disturbed)
+    disturbed = pl.when(pl.any_horizontal(_CAUSES)).then(pl.lit(True)).when(known).then(pl.lit(False))
+    return both.select("run_id", "window", "lost_share", *_CAUSES, disturbed=disturbed)
 
 
 def _disturbed_in(runs: Runs, window: Window) -> frozenset[str]:
