@@ -15,7 +15,7 @@ from analysis.comparison.issues import unlike_contents
 from analysis.comparison.notes import Code, Note, Remedy, Subject, format_differences, write
 from analysis.comparison.run import compared_runs
 from analysis.comparison.work import labels
-from analysis.metrics.disturbance import SHARE, is_disturbed
+from analysis.metrics.disturbance import causes, is_disturbed
 from analysis.metrics.epochs import AS_TEXT, miscounted, numbered_epochs
 from analysis.metrics.runs import per_run
 from analysis.runs.reader import format_skipped, once
@@ -131,24 +131,33 @@ _MEASURE_AGAIN = f"submit the sweep again with `--retry {Exclusion.DISTURBED.val
 
 def _disturbed(runs: Runs) -> dict[str, str]:
     """Run id → what disturbed it, and the remedy, of runs whose steady epochs others disturbed."""
-    rows = per_run(runs).filter("steady_disturbed").select("run_id", "steady_lost_share", "longest_suspension_s").rows()
-    on_gpus = dict(runs.run.select("run_id", pl.col("device_type") == "cuda").rows())
+    rows = per_run(runs).filter("steady_disturbed").join(causes(runs), on="run_id")
     return {
-        run_id: f"in its steady epochs {_disturbances('others', share, suspended_s, on_gpus=on_gpus[run_id])}: "
-        f"when the machine is free, {_MEASURE_AGAIN}"
-        for run_id, share, suspended_s in rows
+        run_id: f"in its steady epochs {_disturbances('others', *found)}: when the machine is free, {_MEASURE_AGAIN}"
+        for run_id, *found in rows.select("run_id", *_FOUND).rows()
     }
 
 
-def _disturbances(others: str, share: float | None, suspended_s: float | None, *, on_gpus: bool) -> str:
-    """What they did: "others took up to 48 % of a core", or that ranks stood still, or both."""
+_FOUND = (
+    pl.when("taken").then("steady_lost_share").alias("share"),
+    pl.when("stopped").then("longest_suspension_s").alias("suspended_s"),
+    pl.col("shared"),
+)
+"""Of runs with their `causes`, what exceeded a limit: the arguments of `_disturbances`."""
+
+
+def _disturbances(others: str, share: float | None, suspended_s: float | None, shared: bool) -> str:
+    """What they did: "others took up to 48 % of a core", or computed on a GPU, or that ranks stood still, or several.
+
+    Null is what exceeded no limit.
+    """
     found = []
-    if suspended_s:
+    if suspended_s is not None:
         found.append(f"ranks stood still for up to {suspended_s:.3g} s (SIGSTOP, a suspended job, a frozen machine)")
-    if not suspended_s or (share or 0.0) > SHARE:
-        found.append(
-            f"{others} took up to {text.percent(share or 0)} of a core{' or computed on its GPU' if on_gpus else ''}"
-        )
+    did = [f"took up to {text.percent(share)} of a core"] if share is not None else []
+    did += ["computed on its GPU"] if shared else []
+    if did:
+        found.append(f"{others} {' and '.join(did)}")
     return ", and ".join(found)
 
 
@@ -212,16 +221,15 @@ def disturbed_lines(runs: Runs, *, advise: bool = True) -> list[str]:
 def disturbed_runs(runs: Runs) -> list[Note]:
     """The configurations whose runs others disturbed: those of which no run counts, and those of which others do."""
     known = labels(runs).join(excluded(runs), on="run_id", how="left").join(per_run(runs), on="run_id")
+    known = known.join(causes(runs), on="run_id", how="left", maintain_order="left").with_columns(_FOUND)
     disturbed = pl.col("exclusion") == Exclusion.DISTURBED.value
     rows = known.group_by("configuration", "group", maintain_order=True).agg(
+        pl.col("share", "suspended_s", "shared").filter(disturbed).max(),
         disturbed=disturbed.sum(), none=pl.col("exclusion").is_not_null().all(),
-        share=pl.col("steady_lost_share").filter(disturbed).max(),
-        suspended_s=pl.col("longest_suspension_s").filter(disturbed).max(),
     ).filter(pl.col("disturbed") > 0)  # fmt: skip
-    on_gpus = (runs.run["device_type"] == "cuda").any()
     notes = []
     for (none,), members in rows.group_by("none", maintain_order=True):
-        did = _disturbances("they", *members.select(pl.col("share", "suspended_s").max()).row(0), on_gpus=on_gpus)
+        did = _disturbances("they", *members.select(pl.col("share", "suspended_s", "shared").max()).row(0))
         values = {"runs": count_of(int(members["disturbed"].sum()), "run"), "what": did}
         code = Code.ALL_DISTURBED if none else Code.DISTURBED
         notes.append(Note(code, values, _subjects(runs, members), Remedy(retry=frozenset({Exclusion.DISTURBED.value}))))

@@ -68,8 +68,8 @@ _MORE_IS_WORSE = (
     *("final_loss_per_token", "final_perplexity", "final_expert_imbalance", "steady_data_wait_share", "cost", "co2_g"),
     *("rank_imbalance", "node_imbalance"),
 )
-_OF_NO_SOURCES = ("theoretical_bubble", "theoretical_state_bytes", "peak_flop_per_s")
-"""Formulas, and what a machine can do: no state of the sources makes them better."""
+_OF_NO_SOURCES = ("theoretical_bubble", "theoretical_state_bytes", "peak_flop_per_s", "memory_limit_bytes")
+"""Formulas, and what a machine can do, or allows: no state of the sources makes them better."""
 _RATES = ("samples/s", "tokens/s", "bytes/s", "flop/s")
 _COSTS = ("s", "h", "bytes", "J")
 """Units of which more is better, and worse."""

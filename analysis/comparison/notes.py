@@ -292,7 +292,9 @@ def _shown(value: Any, *, brief: bool) -> str:
         return _words(value, brief=brief)
     if isinstance(value, dict):
         return format_differences(value)
-    return f"{value:,}" if isinstance(value, int) else f"{value:.3g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):  # beyond a million a power of ten is read sooner
+        return text.number(value) if 999.5 <= abs(value) < 1e6 else f"{value:.3g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 MOST_NAMED = 8

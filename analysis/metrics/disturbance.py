@@ -72,6 +72,12 @@ def partly_unmeasured(runs: Runs) -> frozenset[str]:
 
 
 @once
+def causes(runs: Runs) -> pl.DataFrame:
+    """`run_id`, and which limits the steady epochs exceed: `taken` of cores, `stopped` ranks, `shared` GPUs."""
+    return _judged(runs).filter(window="steady").select(AS_TEXT, *_CAUSES)
+
+
+@once
 def disturbances(runs: Runs) -> pl.DataFrame:
     """A row per run that has epochs: `run_id` (numbered), and of each window `…_lost_share` and `…_disturbed`."""
     found = _judged(runs)
@@ -87,7 +93,8 @@ def disturbances(runs: Runs) -> pl.DataFrame:
 def rank_windows(runs: Runs) -> pl.DataFrame:
     """A row per run, rank and window: `run_id` (numbered), `rank`, `window`, `cores` of the rank's own, and of the
     window's `epochs` together their time `time_s`, what others took `others_s`, and the processor time of the rank with
-    its loader's workers `used_s`; `unmeasured`: epochs in which it is not known what others took.
+    its loader's workers `used_s`; `unmeasured`: epochs in which it is not known what others took; `measured_s`: the
+    time of the others.
 
     Where ranks have no cores of their own, others took what the training thread waited for a core. Loader workers may
     make it wait, so nothing is known of a rank that has some.
@@ -108,6 +115,7 @@ def rank_windows(runs: Runs) -> pl.DataFrame:
             time_s=pl.col("epoch_time_s").sum(),
             epochs=pl.len(),
             unmeasured=pl.col("others_s").null_count(),
+            measured_s=pl.col("epoch_time_s").filter(pl.col("others_s").is_not_null()).sum(),
             unused=pl.col("used_s").null_count(),
         )
         .with_columns(window=pl.lit(window))
@@ -122,14 +130,14 @@ def rank_windows(runs: Runs) -> pl.DataFrame:
 
 
 def taken() -> pl.Expr:
-    """Whether others took more than they may of a rank's cores, of rows of `rank_windows`."""
+    """Whether others took more than they may of a rank's cores in the measured epochs, of rows of `rank_windows`."""
     allowed = SHARE + SHARE_OF_FURTHER_CORES * (pl.col("cores") - 1)
-    return pl.col("others_s") > allowed * pl.col("time_s") + unsure_s()
+    return pl.col("others_s") > allowed * pl.col("measured_s") + unsure_s(pl.col("epochs") - pl.col("unmeasured"))
 
 
-def unsure_s() -> pl.Expr:
-    """What the kernel may miscount of a rank's `cores` in so many `epochs`."""
-    return pl.max_horizontal(pl.lit(UNSURE_S), UNSURE_OF_EACH_S * (pl.col("epochs") * pl.col("cores")).sqrt())
+def unsure_s(epochs: pl.Expr = pl.col("epochs")) -> pl.Expr:  # noqa: B008
+    """What the kernel may miscount of a rank's `cores` in so many epochs."""
+    return pl.max_horizontal(pl.lit(UNSURE_S), UNSURE_OF_EACH_S * (epochs * pl.col("cores")).sqrt())
 
 
 def _cores() -> pl.Expr:
@@ -138,18 +146,22 @@ def _cores() -> pl.Expr:
     return pl.max_horizontal(of_devices.fill_null(1), pl.lit(1))
 
 
+_CAUSES = ("taken", "stopped", "shared")
+
+
 @once
 def _judged(runs: Runs) -> pl.DataFrame:
-    """A row per run and window that has epochs: `lost_share`, and whether it is `disturbed`; null where nobody measured
-    what others took in all of its epochs, and what is known of it does not exceed the limits.
+    """A row per run and window that has epochs: `lost_share`, and whether it is `disturbed`; null where it was
+    not measured on all ranks and in all of its epochs what others took, and what is known does not exceed the limits.
+    Which limits are exceeded is in `_CAUSES`.
     """
     of_ranks = (
         rank_windows(runs)
         .group_by("run_id", "window")
         .agg(
-            lost_share=(pl.col("others_s").clip(0.0) / pl.col("time_s")).max(),
+            lost_share=(pl.col("others_s").clip(0.0) / pl.col("measured_s")).max(),
             taken=taken().any(),
-            known=(pl.col("unmeasured") == 0).any(),
+            known=(pl.col("unmeasured") == 0).all(),
         )
     )
     shared_s = pl.col("time_s").filter(pl.col("gpu_processes_max") > 1)
@@ -166,10 +178,10 @@ def _judged(runs: Runs) -> pl.DataFrame:
         for window, inside in WINDOWS.items()
     ]
     both = pl.concat(parts).collect().join(of_ranks, on=("run_id", "window"), how="left")
-    found = pl.any_horizontal(pl.col("taken", "stopped", "shared").fill_null(value=False))
+    both = both.with_columns(pl.col(_CAUSES).fill_null(value=False))
     known = pl.any_horizontal(pl.col("known", "watched").fill_null(value=False))
-    disturbed = pl.when(found).then(pl.lit(True)).when(known).then(pl.lit(False))
-    return both.select("run_id", "window", "lost_share", disturbed=disturbed)
+    disturbed = pl.when(pl.any_horizontal(_CAUSES)).then(pl.lit(True)).when(known).then(pl.lit(False))
+    return both.select("run_id", "window", "lost_share", *_CAUSES, disturbed=disturbed)
 
 
 def _disturbed_in(runs: Runs, window: Window) -> frozenset[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -22,10 +23,9 @@ from analysis.comparison.campaign import campaign
 from analysis.comparison.configurations import counted, facts, summary, unreached_notes
 from analysis.comparison.exclusions import Exclusion, describe, disturbed_runs, disturbed_times, folders_of, unchecked
 from analysis.comparison.issues import FLAGS
-from analysis.comparison.notes import Code, Note, Remedy, Subject, write
+from analysis.comparison.notes import Code, Note, Remedy, Subject, remedy_of, write
 from analysis.comparison.ratio import DECIDING_REPEATS, ENOUGH_REPEATS, FEWEST_REPEATS, WITH_STARTUP
 from analysis.comparison.run import environments_of
-from analysis.comparison.verdict import SpeedVerdict
 from analysis.comparison.work import IS_PROGRAM, REFERENCE
 from analysis.runs.reader import format_skipped, once
 from parallelbench.errors import count_of
@@ -63,10 +63,9 @@ def warnings(runs: Runs) -> list[str]:
     """Everything that limits the numbers, in one line each."""
     before = [*stand_in_notes(runs), *unreached_notes(runs), *refusals(runs), *_excluded(runs)]
     before += [*disturbed_runs(runs), *disturbed_times(runs), *_packed(runs), *_warmed(runs)]
-    after = [few] if (few := few_repeats(runs)) else []
-    after += [*_by_chance(runs), *without_baseline(runs), *_samples(runs), *_single_epoch(runs), *_resumed(runs)]
-    after += [*_energies(runs), *_throttled(runs), *_parity_off(runs), *unchecked(runs), *_recorded(runs)]
-    after += [*_shared(runs), *limits(runs), *_environments(runs)]
+    after = [*_few_repeats(runs), *_by_chance(runs), *without_baseline(runs), *_samples(runs), *_single_epoch(runs)]
+    after += [*_resumed(runs), *_energies(runs), *_throttled(runs), *_parity_off(runs), *unchecked(runs)]
+    after += [*_recorded(runs), *_shared(runs), *limits(runs), *_environments(runs)]
     return [*write(before), *format_skipped(runs.skipped, root=runs.root), *write(after)]
 
 
@@ -109,21 +108,34 @@ def _warmed(runs: Runs) -> list[Note]:
 
 
 def few_repeats(runs: Runs) -> Note | None:
-    """How many repeats would give the ratios a verdict; sides that were measured apart are told of elsewhere."""
-    pairs = [(len(ratio.logarithms), highest) for ratio, highest in speed_ups_and_repeats(runs) if not ratio.is_apart]
-    few, most = (of((n for n, _ in pairs), default=ENOUGH_REPEATS) for of in (min, max))
-    if few >= DECIDING_REPEATS:
-        return None
-    highest_repeat, further = max(highest for n, highest in pairs if n == few), ENOUGH_REPEATS - few
-    without = summary(runs).filter(pl.col("verdict") == SpeedVerdict.TOO_FEW.value)
-    values = {
-        "some": "All" if most == few else "Some",
-        "pairs": f"{count_of(few, 'independent pair')} of repeats",
-        "lack": "neither interval nor verdict" if few < FEWEST_REPEATS else "no verdict",
-        "further": count_of(further, "repeat"),
-    }
-    remedy = Remedy(highest_repeat + 1 + further)
-    return Note(Code.FEW_REPEATS, values, subjects(runs, without.select(_KEYS).rows()), remedy)
+    """The first of `_few_repeats`, with what gives all the ratios a verdict."""
+    notes = _few_repeats(runs)
+    return replace(notes[0], remedy=remedy_of(notes)) if notes else None
+
+
+def _few_repeats(runs: Runs) -> list[Note]:
+    """How many repeats would give the ratios a verdict, a note for each number of pairs, fewest first; sides that were
+    measured apart are told of elsewhere.
+    """
+    found: dict[int, list[tuple[_Key, int]]] = defaultdict(list)
+    keys = [(each.group, each.name) for each, pairing in campaign(runs).others if pairing.speed_up()]
+    for key, (ratio, highest) in zip(keys, speed_ups_and_repeats(runs), strict=True):
+        if not ratio.is_apart:
+            found[len(ratio.logarithms)].append((key, highest))
+    notes = []
+    for pairs, members in sorted(found.items()):
+        if pairs >= DECIDING_REPEATS:
+            break
+        further = ENOUGH_REPEATS - pairs
+        values = {
+            "some": "All" if len(found) == 1 else "Some",
+            "pairs": f"{count_of(pairs, 'independent pair')} of repeats",
+            "lack": "neither interval nor verdict" if pairs < FEWEST_REPEATS else "no verdict",
+            "further": count_of(further, "repeat"),
+        }
+        remedy = Remedy(max(highest for _, highest in members) + 1 + further)
+        notes.append(Note(Code.FEW_REPEATS, values, subjects(runs, (key for key, _ in members)), remedy))
+    return notes
 
 
 def _by_chance(runs: Runs) -> list[Note]:

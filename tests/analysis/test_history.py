@@ -99,6 +99,12 @@ def test_last_points_of_two_submits_that_are_much_slower_fail(tmp_path: Path) ->
     assert "fell by" in outcome(rate).message
 
 
+@pytest.mark.parametrize("metric", ["theoretical_state_bytes", "peak_flop_per_s", "memory_limit_bytes"])
+def test_what_a_machine_has_is_no_metric_of_sources(metric: str) -> None:
+    with pytest.raises(ConfigError, match=f"--metric {metric} has no history"):
+        followed([], metric)
+
+
 def test_one_submit_alone_may_have_met_a_slow_hour(tmp_path: Path) -> None:
     folders = written(tmp_path, times({11: 1.1}))
     assert followed(folders).series[0].changes == ()

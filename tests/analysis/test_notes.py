@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import string
 
+import pytest
+
 from analysis.comparison.notes import Code, Note, Remedy, Subject, remedy_of, write
 
 
@@ -30,6 +32,15 @@ def test_what_a_foreign_folder_says_is_text_and_fills_no_gap() -> None:
     foreign = "{whose} {0.__class__} %s"
     values = {"warning": foreign, "runs": "1 run", "folders": foreign}
     assert write([Note(Code.RECORDED, values, (Subject("{each}"),))]) == [f"{{each}}: {foreign} (1 run: {foreign})."]
+
+
+@pytest.mark.parametrize(
+    ("times", "shown"),
+    [(2.34567, "2.35"), (45.67, "45.7"), (999.4, "999"), (999.6, "1,000"), (4321.5, "4,322"), (8.46e10, "8.46e+10")],
+)
+def test_numbers_of_1000_and_more_have_all_digits_before_the_point(times: float, shown: str) -> None:
+    note = Note(Code.SUPERLINEAR, {"more": "4 devices", "fewer": "1 device", "speed_up": times, "limit": 4.2})
+    assert note.brief == f"4 devices seem {shown} times as fast as 1 device, and more than 4.2 times is not believed"
 
 
 def test_the_remedy_of_several_notes_mends_each_of_them() -> None:

@@ -34,6 +34,22 @@ def plant(root: Path, times: dict[tuple[str, int], float], **work: Any) -> None:
             published(run, steady(time_s * WOBBLE[(repeat + devices + len(strategy)) % 6]))
 
 
+def test_what_ratios_lack_is_told_by_their_number_of_pairs(tmp_path: Path) -> None:
+    for devices, repeats in ((1, 3), (2, 3), (4, 1)):
+        for repeat in range(repeats):
+            run = config(tmp_path, repeat=repeat, strategy="single" if devices == 1 else "ddp", devices=devices)
+            published(run, steady(10 / devices * WOBBLE[repeat], started_at=1.7e9 + 1e5 * repeat))
+    runs = load(tmp_path)
+    found = [line for line in warnings.warnings(runs) if "ratios rest on" in line]
+    assert found == [
+        "Some ratios rest on 1 independent pair of repeats only and have neither interval nor verdict (ddp × 4): "
+        "add 5 repeats per side, in turn (sweep.repeats=8).",
+        "Some ratios rest on 3 independent pairs of repeats only and have no verdict (ddp × 2): "
+        "add 3 repeats per side, in turn (sweep.repeats=6).",
+    ]
+    assert "sweep.repeats=8" in answers.next_steps(runs)[0], "enough for both"
+
+
 @pytest.mark.exhaustive
 def test_the_verdicts_of_several_works_are_one_matrix(tmp_path: Path) -> None:
     plant(tmp_path, {("single", 1): 10.0, ("ddp", 2): 6.0, ("ddp", 4): 4.0}, batch_size=128)
