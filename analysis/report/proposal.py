@@ -277,8 +277,8 @@ def _repeats(members: Members, row: dict[str, Any]) -> str:
 
 def _baselines(rows: pl.DataFrame) -> list[str]:
     """What the speed-ups of these rows are over, in words."""
-    known = rows.filter(pl.col("speed_up").is_not_null())["baseline"].drop_nulls()
-    return [in_words(name) for name in known.unique(maintain_order=True)]
+    names = rows.filter(pl.col("speed_up").is_not_null())["baseline"].drop_nulls().unique(maintain_order=True)
+    return [in_words(name, named=len(names) > 1) for name in names]
 
 
 def _baseline_devices(rows: pl.DataFrame) -> int | None:
@@ -315,9 +315,11 @@ def _lead(scaling: str, rows: pl.DataFrame, members: Members, asked: Work) -> li
     wall, hours = _costs(members, row, asked)
     name = f"{row['variant']} on {count_of(row['devices'], 'device')}"
     told = []
-    if row["speed_up"] is not None and rows["devices"].n_unique() > 1:
+    is_own = row["verdict"] == SpeedVerdict.BASELINE
+    if row["speed_up"] is not None and not is_own and rows["devices"].n_unique() > 1:
         speed_up, efficiency = _gain(row)
-        told.append(f"{speed_up} times as fast as {text.listed(_baselines(rows))}, efficiency {efficiency}")
+        over = in_words(row["baseline"], named=len(_baselines(rows)) > 1)
+        told.append(f"{speed_up} times as fast as {over}, efficiency {efficiency}")
     if wall and hours:
         told.append(f"{asked} take {wall.shown(text.number)} h, {hours.shown(text.number)} device-hours")
     return [f"{scaling.capitalize()} scaling: {name}: {'; '.join(told)}."] if told else []

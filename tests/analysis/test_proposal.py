@@ -6,6 +6,7 @@ import html
 import math
 import re
 import statistics
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -119,6 +120,21 @@ def test_speed_ups_over_several_devices_are_over_their_ratio(tmp_path: Path) -> 
     assert column(page, 0, "Efficiency")["ddp 8"].startswith("80.0")
     assert "over ddp × 4; efficiency is speed-up ÷ (devices ÷ 4)" in page.tables[0].caption
     assert "one device was not measured" in told(page, "Limits")
+
+
+def test_the_lead_is_over_its_own_baseline_alone(tmp_path: Path) -> None:
+    """tf_single has its own: × 2 takes 10 s and × 4 takes 6.25 s."""
+    for way, time_s in ((("tf_single", 1), 20.0), (("fsdp", 2), 10.0), (("fsdp", 4), 6.25)):
+        published(config(tmp_path, strategy=way[0], devices=way[1]), steady(time_s))
+    page = page_of(load(tmp_path))
+    assert "Speed-up is over tf_single × 1 and fsdp × 2;" in page.tables[0].caption
+    assert page.lead[0].startswith("Strong scaling: fsdp on 4 devices: 1.60 times as fast as fsdp × 2, efficiency 80.0")
+
+
+def test_a_baseline_on_the_most_devices_leads_without_a_speed_up(usual: Runs) -> None:
+    (lead,) = page_of(replace(usual, baseline="ddp × 2")).lead
+    assert lead.startswith("Strong scaling: ddp on 2 devices: 4 epochs take ")
+    assert "times as fast" not in lead
 
 
 def test_weak_and_strong_scaling_are_a_table_each_and_a_second_batch_is_left_out(tmp_path: Path) -> None:
