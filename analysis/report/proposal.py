@@ -20,6 +20,7 @@ from analysis import text
 from analysis.comparison.baseline import in_words, limited, refused, stand_ins_in_words
 from analysis.comparison.configurations import displayed, facts, summary
 from analysis.comparison.exclusions import require_finished
+from analysis.comparison.issues import FLAGS, is_quotable
 from analysis.comparison.ratio import ERROR, FEWEST_REPEATS, Spread, ratio_median
 from analysis.comparison.verdict import SpeedVerdict
 from analysis.comparison.work import IS_PROGRAM, groups_across
@@ -362,17 +363,16 @@ def _resources_table(
     )
     shown: list[tuple[str, ...]] = []
     for scaling, rows in groups:
-        for row in rows.to_dicts():
+        for row in rows.with_columns(quotable=is_quotable()).to_dicts():
             wall, hours = _costs(members, row, asked)
             peak = row["peak_memory_device_bytes" if on_gpus else "peak_memory_max_bytes"]
-            short = "short" in (row["energy_flags"] or "").split()
             shown.append((
                 scaling, row["variant"], str(row["devices"]),
                 wall.shown(text.number) if wall else text.MISSING,
                 hours.shown(text.number) if hours else text.MISSING,
                 text.MISSING if peak is None else text.number(peak / _GIB),
                 text.percent(row["mfu"]),
-                text.MISSING if short else text.number(row["gpu_energy_per_sample_j"]),
+                text.number(row["gpu_energy_per_sample_j"] if row["quotable"] else None),
             ))  # fmt: skip
     if len(groups) == 1:
         head, shown = head[1:], [row[1:] for row in shown]
@@ -385,9 +385,17 @@ def _resources_table(
     caption = (
         f"Resources of a training of {asked}: {_counted_in(of_rows, asked, starts=starts)}. Without queueing, "
         f"{'' if starts else 'start-up, '}evaluation and checkpoints. Medians over repeats with 95 % intervals; memory "
-        "is the peak of the fullest one."
+        f"is the peak of the fullest one.{_unquoted(groups)}"
     )
     return Table("resources", caption, kept, rows_kept), missing
+
+
+def _unquoted(groups: Sequence[tuple[str, pl.DataFrame]]) -> str:
+    """Why energies that were measured are in no table."""
+    left = pl.concat([rows.filter(~is_quotable()).drop_nulls("gpu_energy_per_sample_j") for _, rows in groups])
+    flags = sorted({flag for found in left["energy_flags"] for flag in found.split()} & FLAGS.keys())
+    why = "; ".join(f"{FLAGS[flag]} ({flag})" for flag in flags)
+    return f" Without the energies of {count_of(left.height, 'configuration')}: {why}." if why else ""
 
 
 def _counted_in(of_rows: Sequence[dict[str, Any]], asked: Work, *, starts: bool) -> str:

@@ -15,11 +15,12 @@ import polars as pl
 import pytest
 
 from analysis import load
+from analysis.comparison.issues import FLAGS
 from analysis.report.proposal import page_of, write_proposal
 from parallelbench import cli
 from parallelbench.errors import ConfigError
 from tests.analysis.factory import Fake, config, failed, published, steady, words_of
-from tests.analysis.made_up import IN_TWO, SINGLE_S, WOBBLE, altered, environment
+from tests.analysis.made_up import IN_TWO, SINGLE_S, WOBBLE, altered, environment, flagged
 from tests.program.test_answers import measured
 from tests.program.test_answers import runs as programs
 
@@ -87,6 +88,15 @@ def test_memory_is_the_peak_of_the_fullest_device_and_mfu_that_is_unknown_is_nam
     assert set(column(page, 1, "Memory per process (GiB)").values()) == {f"{500 / 1024:.3f}"}
     assert any("MFU" in line for line in page.unknown)
     assert any("checkpoint: not recorded" in line and "402,442 parameters" in line for line in page.unknown)
+
+
+@pytest.mark.parametrize("flag", ["short", "sparse", "from_power"])
+def test_energies_that_are_not_to_be_quoted_are_left_out(flag: str, usual: Runs) -> None:
+    """300 J of an epoch of 11 batches of 128 samples; those of two devices are flagged."""
+    page = page_of(flagged(usual, flag))
+    assert column(page, 1, "GPU energy") == {"single 1": f"{300 / 1408:.3f}", "ddp 2": "–"}
+    assert f"Without the energies of 1 configuration: {FLAGS[flag]} ({flag})." in page.tables[1].caption
+    assert "Without the energies" not in page_of(usual).tables[1].caption
 
 
 def test_a_start_up_that_nobody_measured_is_left_out_and_named(usual: Runs) -> None:
