@@ -19,8 +19,9 @@ import polars as pl
 from analysis import text
 from analysis.comparison.baseline import in_words, limited, refused, stand_ins_in_words
 from analysis.comparison.configurations import displayed, facts, summary
-from analysis.comparison.exclusions import require_finished
+from analysis.comparison.exclusions import disturbed_times, require_finished
 from analysis.comparison.issues import FLAGS, is_quotable
+from analysis.comparison.notes import write
 from analysis.comparison.ratio import ERROR, FEWEST_REPEATS, Spread, ratio_median
 from analysis.comparison.verdict import SpeedVerdict
 from analysis.comparison.work import IS_PROGRAM, groups_across
@@ -322,7 +323,8 @@ def _lead(scaling: str, rows: pl.DataFrame, members: Members, asked: Work) -> li
         over = in_words(row["baseline"], named=len(_baselines(rows)) > 1)
         told.append(f"{speed_up} times as fast as {over}, efficiency {efficiency}")
     if wall and hours:
-        told.append(f"{asked} take {wall.shown(text.number)} h, {hours.shown(text.number)} device-hours")
+        during = " (others disturbed these runs)" if _is_disturbed(members, row, asked) else ""
+        told.append(f"{asked} take {wall.shown(text.number)} h, {hours.shown(text.number)} device-hours{during}")
     return [f"{scaling.capitalize()} scaling: {name}: {'; '.join(told)}."] if told else []
 
 
@@ -332,6 +334,11 @@ def _costs(members: Members, row: dict[str, Any], asked: Work) -> tuple[Estimate
     """
     hours = [_hours(run, asked) for run in members[row["group"], row["configuration"]]]
     return Estimate.of(hours), Estimate.of([None if each is None else each * row["devices"] for each in hours])
+
+
+def _is_disturbed(members: Members, row: dict[str, Any], asked: Work) -> bool:
+    """Whether any of these costs rests on epochs that others disturbed. Steps are costed without the first epoch."""
+    return row["disturbed"] or (asked.unit == "epoch" and any(_values(members, row, "first_disturbed")))
 
 
 def _startup_s(run: dict[str, Any]) -> float | None:
@@ -362,14 +369,18 @@ def _resources_table(
         "GPU energy (J per sample)",
     )
     shown: list[tuple[str, ...]] = []
+    any_disturbed = False
     for scaling, rows in groups:
         for row in rows.with_columns(quotable=is_quotable()).to_dicts():
             wall, hours = _costs(members, row, asked)
+            disturbed = _is_disturbed(members, row, asked)
+            any_disturbed |= disturbed
+            mark = DISTURBED_MARK if disturbed else ""
             peak = row["peak_memory_device_bytes" if on_gpus else "peak_memory_max_bytes"]
             shown.append((
                 scaling, row["variant"], str(row["devices"]),
-                wall.shown(text.number) if wall else text.MISSING,
-                hours.shown(text.number) if hours else text.MISSING,
+                wall.shown(text.number) + mark if wall else text.MISSING,
+                hours.shown(text.number) + mark if hours else text.MISSING,
                 text.MISSING if peak is None else text.number(peak / _GIB),
                 text.percent(row["mfu"]),
                 text.number(row["gpu_energy_per_sample_j"] if row["quotable"] else None),
@@ -387,6 +398,8 @@ def _resources_table(
         f"{'' if starts else 'start-up, '}evaluation and checkpoints. Medians over repeats with 95 % intervals; memory "
         f"is the peak of the fullest one.{_unquoted(groups)}"
     )
+    if any_disturbed:
+        caption += f" {DISTURBED_MARK} Other programs disturbed epochs that these hours rest on."
     return Table("resources", caption, kept, rows_kept), missing
 
 
@@ -457,7 +470,8 @@ def _method(runs: Runs, rows: pl.DataFrame, *, of_programs: bool, left: int) -> 
     yield "Same training", _parity(known, of_programs=of_programs)
     if known["mfu"].count():
         yield "MFU", "model FLOP/s ÷ (devices × the rate of a matrix product that was measured on the device)"
-    if limits := [*stand_ins_in_words(runs), *refused(runs, brief=True), *limited(runs, brief=True)]:
+    disturbed = write(disturbed_times(runs), brief=True)
+    if limits := [*stand_ins_in_words(runs), *refused(runs, brief=True), *limited(runs, brief=True), *disturbed]:
         yield "Limits", " ".join(limits[:MOST_LIMITS]).rstrip(".")
     if left:
         yield "Left out", f"{count_of(left, 'configuration')}, for room: `parallelbench report` has all"

@@ -20,7 +20,7 @@ from analysis.report.proposal import page_of, write_proposal
 from parallelbench import cli
 from parallelbench.errors import ConfigError
 from tests.analysis.factory import Fake, config, failed, published, steady, words_of
-from tests.analysis.made_up import IN_TWO, SINGLE_S, WOBBLE, altered, environment, flagged
+from tests.analysis.made_up import IN_TWO, SINGLE_S, WOBBLE, altered, disturbed, environment, flagged
 from tests.program.test_answers import measured
 from tests.program.test_answers import runs as programs
 
@@ -262,3 +262,17 @@ def test_disturbed_runs_are_marked(usual: Runs) -> None:
     assert column(page, 0, "Repeats") == {"single 1": "6", "ddp 2": "6*"}
     assert "* Other programs disturbed" in page.tables[0].caption
     assert column(page, 0, "Speed-up")["ddp 2"] == "–"
+
+
+def test_hours_of_disturbed_first_epochs_are_marked(usual: Runs) -> None:
+    """The runs count: their steady epochs are undisturbed."""
+    runs = disturbed(usual, 1)
+    page = page_of(runs)
+    assert column(page, 0, "Repeats") == {"single 1": "6", "ddp 2": "6"}
+    for name in ("Wall time", "Device-hours"):
+        hours, undisturbed = column(page, 1, name), column(page_of(usual), 1, name)
+        assert hours == undisturbed | {"ddp 2": f"{undisturbed['ddp 2']}*"}
+    assert "* Other programs disturbed epochs that these hours rest on." in page.tables[1].caption
+    assert page.lead[0].endswith("device-hours (others disturbed these runs).")
+    assert "Others disturbed the first epoch of 6 runs of ddp × 2" in told(page, "Limits")
+    assert "*" not in column(page_of(runs, steps=100), 1, "Wall time")["ddp 2"], "steps rest on steady epochs"
