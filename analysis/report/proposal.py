@@ -169,12 +169,14 @@ def page_of(runs: Runs, *, epochs: int | None = None, steps: int | None = None) 
     members = {key: some.to_dicts() for key, some in displayed(runs).group_by("group", "configuration")}
     chosen = {scaling: _widest(rows.filter(scaling=scaling)) for scaling in _SCALINGS if scaling in rows["scaling"]}
     shown = [(scaling, _few(of, MOST_ROWS[len(chosen)])) for scaling, of in chosen.items()]
-    resources, missing = _resources_table(shown, members, asked)
+    of_shown = [run for _, of in shown for row in of.to_dicts() for run in members[row["group"], row["configuration"]]]
+    starts = all(_startup_s(run) is not None for run in of_shown)
+    resources, missing = _resources_table(shown, members, asked, starts=starts)
     left = rows.height - sum(of.height for _, of in shown)
     return Page(
         title=f"Scaling and resources: {text.listed(sorted(set(runs.run['sweep'])))}",
         work=_heading(runs),
-        lead=tuple(line for scaling, of in shown for line in _lead(scaling, of, members, asked)),
+        lead=tuple(line for scaling, of in shown for line in _lead(scaling, of, members, asked, starts=starts)),
         tables=(*(_scaling_table(runs, of, members, of_programs=of_programs) for _, of in shown), resources),
         method=tuple(_method(runs, rows, of_programs=of_programs, left=left)),
         unknown=tuple(_unknown(runs, missing, of_programs=of_programs)),
@@ -310,11 +312,11 @@ def _share(row: dict[str, Any], speed_up: float) -> float:
     return float(row["efficiency"] * speed_up / row["speed_up"])
 
 
-def _lead(scaling: str, rows: pl.DataFrame, members: Members, asked: Work) -> list[str]:
+def _lead(scaling: str, rows: pl.DataFrame, members: Members, asked: Work, *, starts: bool) -> list[str]:
     """The fastest configuration on the most devices: its speed-up, and what the training takes there."""
     most = rows.filter(pl.col("devices") == rows["devices"].max())
     row = most.sort("steady_step_time_s", nulls_last=True).row(0, named=True)
-    wall, hours = _costs(members, row, asked)
+    wall, hours = _costs(members, row, asked, starts=starts)
     name = f"{row['variant']} on {count_of(row['devices'], 'device')}"
     told = []
     is_own = row["verdict"] == SpeedVerdict.BASELINE
@@ -328,11 +330,13 @@ def _lead(scaling: str, rows: pl.DataFrame, members: Members, asked: Work) -> li
     return [f"{scaling.capitalize()} scaling: {name}: {'; '.join(told)}."] if told else []
 
 
-def _costs(members: Members, row: dict[str, Any], asked: Work) -> tuple[Estimate | None, Estimate | None]:
-    """Wall time and device-hours of the training, in hours: start-up where it is known, the first epoch, and the others
-    at the steady rate.
+def _costs(
+    members: Members, row: dict[str, Any], asked: Work, *, starts: bool
+) -> tuple[Estimate | None, Estimate | None]:
+    """Wall time and device-hours of the training, in hours: the first epoch, the others at the steady rate and, if
+    `starts`, the start-up, which is then known of all runs of the page.
     """
-    hours = [_hours(run, asked) for run in members[row["group"], row["configuration"]]]
+    hours = [_hours(run, asked, starts=starts) for run in members[row["group"], row["configuration"]]]
     return Estimate.of(hours), Estimate.of([None if each is None else each * row["devices"] for each in hours])
 
 
@@ -347,8 +351,8 @@ def _startup_s(run: dict[str, Any]) -> float | None:
     return None if whole_s is None or first_step_s is None else whole_s - first_step_s
 
 
-def _hours(run: dict[str, Any], asked: Work) -> float | None:
-    start_s = _startup_s(run) or 0.0
+def _hours(run: dict[str, Any], asked: Work, *, starts: bool) -> float | None:
+    start_s = (_startup_s(run) or 0.0) if starts else 0.0
     if asked.unit == "step":
         step_s = run["steady_step_time_s"]
         return None if step_s is None else (start_s + asked.amount * step_s) / 3600
@@ -359,7 +363,7 @@ def _hours(run: dict[str, Any], asked: Work) -> float | None:
 
 
 def _resources_table(
-    groups: Sequence[tuple[str, pl.DataFrame]], members: Members, asked: Work
+    groups: Sequence[tuple[str, pl.DataFrame]], members: Members, asked: Work, *, starts: bool
 ) -> tuple[Table, list[str]]:
     """Wall time, device-hours, memory, MFU and energy; and the names of what nothing is known of."""
     on_gpus = any("device" in rows["memory_kind"].to_list() for _, rows in groups)
@@ -372,7 +376,7 @@ def _resources_table(
     any_disturbed = False
     for scaling, rows in groups:
         for row in rows.with_columns(quotable=is_quotable()).to_dicts():
-            wall, hours = _costs(members, row, asked)
+            wall, hours = _costs(members, row, asked, starts=starts)
             disturbed = _is_disturbed(members, row, asked)
             any_disturbed |= disturbed
             mark = DISTURBED_MARK if disturbed else ""
@@ -392,7 +396,6 @@ def _resources_table(
     of_rows = [
         run for _, rows in groups for row in rows.to_dicts() for run in members[row["group"], row["configuration"]]
     ]
-    starts = all(_startup_s(run) is not None for run in of_rows)
     caption = (
         f"Resources of a training of {asked}: {_counted_in(of_rows, asked, starts=starts)}. Without queueing, "
         f"{'' if starts else 'start-up, '}evaluation and checkpoints. Medians over repeats with 95 % intervals; memory "
@@ -482,12 +485,21 @@ MOST_LIMITS = 3
 """Sentences on baselines, and on comparisons that are refused or limited."""
 
 
+FEWEST_IN_TURN = 2
+"""Pairs of runs: of one alone a side comes first."""
+
+
 def _order(rows: pl.DataFrame) -> str:
     """Whether drifts of the machine can have favoured a side."""
     compared = rows.filter(pl.col("speed_up").is_not_null(), pl.col("verdict") != SpeedVerdict.BASELINE)
     apart = compared.filter(verdict=SpeedVerdict.NOT_INTERLEAVED).height
+    if compared.is_empty():
+        return "compared with nothing"
+    if once := compared.filter(pl.col("speed_up_pairs") < FEWEST_IN_TURN).height:
+        single = f"{count_of(once, 'configuration')} of {compared.height} beside one run of the baseline only"
+        return f"{single}, {apart} not measured in turn with it" if apart else single
     if not apart:
-        return "measured in turn with the baseline's" if compared.height else "compared with nothing"
+        return "measured in turn with the baseline's"
     return f"{count_of(apart, 'configuration')} of {compared.height} not measured in turn with the baseline"
 
 

@@ -106,6 +106,29 @@ def test_a_start_up_that_nobody_measured_is_left_out_and_named(usual: Runs) -> N
     assert "Without queueing, start-up, evaluation" in page.tables[1].caption
 
 
+def test_a_start_up_that_is_unknown_in_one_repeat_is_in_no_hour(usual: Runs) -> None:
+    """Of two devices; those of one device leave it out, too."""
+    lost = IN_TWO & (pl.col("repeat") == 0)
+    page = page_of(altered(usual, "run", startup_s=pl.when(~lost).then("startup_s")), epochs=10)
+    one = [(20 + 9 * time_s) / 3600 for time_s in SINGLE_S]
+    two = [(20 + 9 * time_s / 1.6 * off) / 3600 for time_s, off in zip(SINGLE_S, WOBBLE, strict=True)]
+    assert column(page, 1, "Wall time") == {"single 1": shown(one), "ddp 2": shown(two)}
+    assert f"10 epochs take {shown(two)} h" in page.lead[0]
+    assert "Without queueing, start-up, evaluation" in page.tables[1].caption
+
+
+@pytest.mark.parametrize(
+    ("repeats", "order"),
+    [
+        (1, "1 of each configuration, 1 configuration of 1 beside one run of the baseline only"),
+        (2, "2 of each configuration, measured in turn with the baseline's"),
+    ],
+)
+def test_one_pair_is_not_in_turn(repeats: int, order: str, usual: Runs) -> None:
+    few = usual.only(usual.run.filter(pl.col("repeat") < repeats)["run_id"].to_list())
+    assert told(page_of(few), "Repeats") == order
+
+
 def test_sides_that_were_measured_apart_have_no_interval_and_the_page_says_so(usual: Runs) -> None:
     by = pl.when(IN_TWO).then(1e7).otherwise(0.0)
     page = page_of(
