@@ -19,7 +19,9 @@ import polars as pl
 from analysis import text
 from analysis.comparison.baseline import in_words, limited, refused, stand_ins_in_words
 from analysis.comparison.configurations import displayed, facts, summary
-from analysis.comparison.exclusions import require_finished
+from analysis.comparison.exclusions import disturbed_times, require_finished
+from analysis.comparison.issues import FLAGS, is_quotable
+from analysis.comparison.notes import write
 from analysis.comparison.ratio import ERROR, FEWEST_REPEATS, Spread, ratio_median
 from analysis.comparison.verdict import SpeedVerdict
 from analysis.comparison.work import IS_PROGRAM, groups_across
@@ -167,12 +169,14 @@ def page_of(runs: Runs, *, epochs: int | None = None, steps: int | None = None) 
     members = {key: some.to_dicts() for key, some in displayed(runs).group_by("group", "configuration")}
     chosen = {scaling: _widest(rows.filter(scaling=scaling)) for scaling in _SCALINGS if scaling in rows["scaling"]}
     shown = [(scaling, _few(of, MOST_ROWS[len(chosen)])) for scaling, of in chosen.items()]
-    resources, missing = _resources_table(shown, members, asked)
+    of_shown = [run for _, of in shown for row in of.to_dicts() for run in members[row["group"], row["configuration"]]]
+    starts = all(_startup_s(run) is not None for run in of_shown)
+    resources, missing = _resources_table(shown, members, asked, starts=starts)
     left = rows.height - sum(of.height for _, of in shown)
     return Page(
         title=f"Scaling and resources: {text.listed(sorted(set(runs.run['sweep'])))}",
         work=_heading(runs),
-        lead=tuple(line for scaling, of in shown for line in _lead(scaling, of, members, asked)),
+        lead=tuple(line for scaling, of in shown for line in _lead(scaling, of, members, asked, starts=starts)),
         tables=(*(_scaling_table(runs, of, members, of_programs=of_programs) for _, of in shown), resources),
         method=tuple(_method(runs, rows, of_programs=of_programs, left=left)),
         unknown=tuple(_unknown(runs, missing, of_programs=of_programs)),
@@ -277,8 +281,8 @@ def _repeats(members: Members, row: dict[str, Any]) -> str:
 
 def _baselines(rows: pl.DataFrame) -> list[str]:
     """What the speed-ups of these rows are over, in words."""
-    known = rows.filter(pl.col("speed_up").is_not_null())["baseline"].drop_nulls()
-    return [in_words(name) for name in known.unique(maintain_order=True)]
+    names = rows.filter(pl.col("speed_up").is_not_null())["baseline"].drop_nulls().unique(maintain_order=True)
+    return [in_words(name, named=len(names) > 1) for name in names]
 
 
 def _baseline_devices(rows: pl.DataFrame) -> int | None:
@@ -308,27 +312,37 @@ def _share(row: dict[str, Any], speed_up: float) -> float:
     return float(row["efficiency"] * speed_up / row["speed_up"])
 
 
-def _lead(scaling: str, rows: pl.DataFrame, members: Members, asked: Work) -> list[str]:
+def _lead(scaling: str, rows: pl.DataFrame, members: Members, asked: Work, *, starts: bool) -> list[str]:
     """The fastest configuration on the most devices: its speed-up, and what the training takes there."""
     most = rows.filter(pl.col("devices") == rows["devices"].max())
     row = most.sort("steady_step_time_s", nulls_last=True).row(0, named=True)
-    wall, hours = _costs(members, row, asked)
+    wall, hours = _costs(members, row, asked, starts=starts)
     name = f"{row['variant']} on {count_of(row['devices'], 'device')}"
     told = []
-    if row["speed_up"] is not None and rows["devices"].n_unique() > 1:
+    is_own = row["verdict"] == SpeedVerdict.BASELINE
+    if row["speed_up"] is not None and not is_own and rows["devices"].n_unique() > 1:
         speed_up, efficiency = _gain(row)
-        told.append(f"{speed_up} times as fast as {text.listed(_baselines(rows))}, efficiency {efficiency}")
+        over = in_words(row["baseline"], named=len(_baselines(rows)) > 1)
+        told.append(f"{speed_up} times as fast as {over}, efficiency {efficiency}")
     if wall and hours:
-        told.append(f"{asked} take {wall.shown(text.number)} h, {hours.shown(text.number)} device-hours")
+        during = " (others disturbed these runs)" if _is_disturbed(members, row, asked) else ""
+        told.append(f"{asked} take {wall.shown(text.number)} h, {hours.shown(text.number)} device-hours{during}")
     return [f"{scaling.capitalize()} scaling: {name}: {'; '.join(told)}."] if told else []
 
 
-def _costs(members: Members, row: dict[str, Any], asked: Work) -> tuple[Estimate | None, Estimate | None]:
-    """Wall time and device-hours of the training, in hours: start-up where it is known, the first epoch, and the others
-    at the steady rate.
+def _costs(
+    members: Members, row: dict[str, Any], asked: Work, *, starts: bool
+) -> tuple[Estimate | None, Estimate | None]:
+    """Wall time and device-hours of the training, in hours: the first epoch, the others at the steady rate and, if
+    `starts`, the start-up, which is then known of all runs of the page.
     """
-    hours = [_hours(run, asked) for run in members[row["group"], row["configuration"]]]
+    hours = [_hours(run, asked, starts=starts) for run in members[row["group"], row["configuration"]]]
     return Estimate.of(hours), Estimate.of([None if each is None else each * row["devices"] for each in hours])
+
+
+def _is_disturbed(members: Members, row: dict[str, Any], asked: Work) -> bool:
+    """Whether any of these costs rests on epochs that others disturbed. Steps are costed without the first epoch."""
+    return row["disturbed"] or (asked.unit == "epoch" and any(_values(members, row, "first_disturbed")))
 
 
 def _startup_s(run: dict[str, Any]) -> float | None:
@@ -337,8 +351,8 @@ def _startup_s(run: dict[str, Any]) -> float | None:
     return None if whole_s is None or first_step_s is None else whole_s - first_step_s
 
 
-def _hours(run: dict[str, Any], asked: Work) -> float | None:
-    start_s = _startup_s(run) or 0.0
+def _hours(run: dict[str, Any], asked: Work, *, starts: bool) -> float | None:
+    start_s = (_startup_s(run) or 0.0) if starts else 0.0
     if asked.unit == "step":
         step_s = run["steady_step_time_s"]
         return None if step_s is None else (start_s + asked.amount * step_s) / 3600
@@ -349,7 +363,7 @@ def _hours(run: dict[str, Any], asked: Work) -> float | None:
 
 
 def _resources_table(
-    groups: Sequence[tuple[str, pl.DataFrame]], members: Members, asked: Work
+    groups: Sequence[tuple[str, pl.DataFrame]], members: Members, asked: Work, *, starts: bool
 ) -> tuple[Table, list[str]]:
     """Wall time, device-hours, memory, MFU and energy; and the names of what nothing is known of."""
     on_gpus = any("device" in rows["memory_kind"].to_list() for _, rows in groups)
@@ -359,18 +373,21 @@ def _resources_table(
         "GPU energy (J per sample)",
     )
     shown: list[tuple[str, ...]] = []
+    any_disturbed = False
     for scaling, rows in groups:
-        for row in rows.to_dicts():
-            wall, hours = _costs(members, row, asked)
+        for row in rows.with_columns(quotable=is_quotable()).to_dicts():
+            wall, hours = _costs(members, row, asked, starts=starts)
+            disturbed = _is_disturbed(members, row, asked)
+            any_disturbed |= disturbed
+            mark = DISTURBED_MARK if disturbed else ""
             peak = row["peak_memory_device_bytes" if on_gpus else "peak_memory_max_bytes"]
-            short = "short" in (row["energy_flags"] or "").split()
             shown.append((
                 scaling, row["variant"], str(row["devices"]),
-                wall.shown(text.number) if wall else text.MISSING,
-                hours.shown(text.number) if hours else text.MISSING,
+                wall.shown(text.number) + mark if wall else text.MISSING,
+                hours.shown(text.number) + mark if hours else text.MISSING,
                 text.MISSING if peak is None else text.number(peak / _GIB),
                 text.percent(row["mfu"]),
-                text.MISSING if short else text.number(row["gpu_energy_per_sample_j"]),
+                text.number(row["gpu_energy_per_sample_j"] if row["quotable"] else None),
             ))  # fmt: skip
     if len(groups) == 1:
         head, shown = head[1:], [row[1:] for row in shown]
@@ -379,13 +396,22 @@ def _resources_table(
     of_rows = [
         run for _, rows in groups for row in rows.to_dicts() for run in members[row["group"], row["configuration"]]
     ]
-    starts = all(_startup_s(run) is not None for run in of_rows)
     caption = (
         f"Resources of a training of {asked}: {_counted_in(of_rows, asked, starts=starts)}. Without queueing, "
         f"{'' if starts else 'start-up, '}evaluation and checkpoints. Medians over repeats with 95 % intervals; memory "
-        "is the peak of the fullest one."
+        f"is the peak of the fullest one.{_unquoted(groups)}"
     )
+    if any_disturbed:
+        caption += f" {DISTURBED_MARK} Other programs disturbed epochs that these hours rest on."
     return Table("resources", caption, kept, rows_kept), missing
+
+
+def _unquoted(groups: Sequence[tuple[str, pl.DataFrame]]) -> str:
+    """Why energies that were measured are in no table."""
+    left = pl.concat([rows.filter(~is_quotable()).drop_nulls("gpu_energy_per_sample_j") for _, rows in groups])
+    flags = sorted({flag for found in left["energy_flags"] for flag in found.split()} & FLAGS.keys())
+    why = "; ".join(f"{FLAGS[flag]} ({flag})" for flag in flags)
+    return f" Without the energies of {count_of(left.height, 'configuration')}: {why}." if why else ""
 
 
 def _counted_in(of_rows: Sequence[dict[str, Any]], asked: Work, *, starts: bool) -> str:
@@ -447,7 +473,8 @@ def _method(runs: Runs, rows: pl.DataFrame, *, of_programs: bool, left: int) -> 
     yield "Same training", _parity(known, of_programs=of_programs)
     if known["mfu"].count():
         yield "MFU", "model FLOP/s ÷ (devices × the rate of a matrix product that was measured on the device)"
-    if limits := [*stand_ins_in_words(runs), *refused(runs, brief=True), *limited(runs, brief=True)]:
+    disturbed = write(disturbed_times(runs), brief=True)
+    if limits := [*stand_ins_in_words(runs), *refused(runs, brief=True), *limited(runs, brief=True), *disturbed]:
         yield "Limits", " ".join(limits[:MOST_LIMITS]).rstrip(".")
     if left:
         yield "Left out", f"{count_of(left, 'configuration')}, for room: `parallelbench report` has all"
@@ -458,12 +485,21 @@ MOST_LIMITS = 3
 """Sentences on baselines, and on comparisons that are refused or limited."""
 
 
+FEWEST_IN_TURN = 2
+"""Pairs of runs: of one alone a side comes first."""
+
+
 def _order(rows: pl.DataFrame) -> str:
     """Whether drifts of the machine can have favoured a side."""
     compared = rows.filter(pl.col("speed_up").is_not_null(), pl.col("verdict") != SpeedVerdict.BASELINE)
     apart = compared.filter(verdict=SpeedVerdict.NOT_INTERLEAVED).height
+    if compared.is_empty():
+        return "compared with nothing"
+    if once := compared.filter(pl.col("speed_up_pairs") < FEWEST_IN_TURN).height:
+        single = f"{count_of(once, 'configuration')} of {compared.height} beside one run of the baseline only"
+        return f"{single}, {apart} not measured in turn with it" if apart else single
     if not apart:
-        return "measured in turn with the baseline's" if compared.height else "compared with nothing"
+        return "measured in turn with the baseline's"
     return f"{count_of(apart, 'configuration')} of {compared.height} not measured in turn with the baseline"
 
 

@@ -6,6 +6,7 @@ import html
 import math
 import re
 import statistics
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,11 +15,12 @@ import polars as pl
 import pytest
 
 from analysis import load
+from analysis.comparison.issues import FLAGS
 from analysis.report.proposal import page_of, write_proposal
 from parallelbench import cli
 from parallelbench.errors import ConfigError
 from tests.analysis.factory import Fake, config, failed, published, steady, words_of
-from tests.analysis.made_up import IN_TWO, SINGLE_S, WOBBLE, altered, environment
+from tests.analysis.made_up import IN_TWO, SINGLE_S, WOBBLE, altered, disturbed, environment, flagged
 from tests.program.test_answers import measured
 from tests.program.test_answers import runs as programs
 
@@ -88,11 +90,43 @@ def test_memory_is_the_peak_of_the_fullest_device_and_mfu_that_is_unknown_is_nam
     assert any("checkpoint: not recorded" in line and "402,442 parameters" in line for line in page.unknown)
 
 
+@pytest.mark.parametrize("flag", ["short", "sparse", "from_power"])
+def test_energies_that_are_not_to_be_quoted_are_left_out(flag: str, usual: Runs) -> None:
+    """300 J of an epoch of 11 batches of 128 samples; those of two devices are flagged."""
+    page = page_of(flagged(usual, flag))
+    assert column(page, 1, "GPU energy") == {"single 1": f"{300 / 1408:.3f}", "ddp 2": "–"}
+    assert f"Without the energies of 1 configuration: {FLAGS[flag]} ({flag})." in page.tables[1].caption
+    assert "Without the energies" not in page_of(usual).tables[1].caption
+
+
 def test_a_start_up_that_nobody_measured_is_left_out_and_named(usual: Runs) -> None:
     page = page_of(altered(usual, "run", startup_s=pl.lit(None, pl.Float64)), epochs=10)
     hours = [(20 + 9 * time_s) / 3600 for time_s in SINGLE_S]
     assert column(page, 1, "Wall time")["single 1"] == shown(hours)
     assert "Without queueing, start-up, evaluation" in page.tables[1].caption
+
+
+def test_a_start_up_that_is_unknown_in_one_repeat_is_in_no_hour(usual: Runs) -> None:
+    """Of two devices; those of one device leave it out, too."""
+    lost = IN_TWO & (pl.col("repeat") == 0)
+    page = page_of(altered(usual, "run", startup_s=pl.when(~lost).then("startup_s")), epochs=10)
+    one = [(20 + 9 * time_s) / 3600 for time_s in SINGLE_S]
+    two = [(20 + 9 * time_s / 1.6 * off) / 3600 for time_s, off in zip(SINGLE_S, WOBBLE, strict=True)]
+    assert column(page, 1, "Wall time") == {"single 1": shown(one), "ddp 2": shown(two)}
+    assert f"10 epochs take {shown(two)} h" in page.lead[0]
+    assert "Without queueing, start-up, evaluation" in page.tables[1].caption
+
+
+@pytest.mark.parametrize(
+    ("repeats", "order"),
+    [
+        (1, "1 of each configuration, 1 configuration of 1 beside one run of the baseline only"),
+        (2, "2 of each configuration, measured in turn with the baseline's"),
+    ],
+)
+def test_one_pair_is_not_in_turn(repeats: int, order: str, usual: Runs) -> None:
+    few = usual.only(usual.run.filter(pl.col("repeat") < repeats)["run_id"].to_list())
+    assert told(page_of(few), "Repeats") == order
 
 
 def test_sides_that_were_measured_apart_have_no_interval_and_the_page_says_so(usual: Runs) -> None:
@@ -119,6 +153,21 @@ def test_speed_ups_over_several_devices_are_over_their_ratio(tmp_path: Path) -> 
     assert column(page, 0, "Efficiency")["ddp 8"].startswith("80.0")
     assert "over ddp × 4; efficiency is speed-up ÷ (devices ÷ 4)" in page.tables[0].caption
     assert "one device was not measured" in told(page, "Limits")
+
+
+def test_the_lead_is_over_its_own_baseline_alone(tmp_path: Path) -> None:
+    """tf_single has its own: × 2 takes 10 s and × 4 takes 6.25 s."""
+    for way, time_s in ((("tf_single", 1), 20.0), (("fsdp", 2), 10.0), (("fsdp", 4), 6.25)):
+        published(config(tmp_path, strategy=way[0], devices=way[1]), steady(time_s))
+    page = page_of(load(tmp_path))
+    assert "Speed-up is over tf_single × 1 and fsdp × 2;" in page.tables[0].caption
+    assert page.lead[0].startswith("Strong scaling: fsdp on 4 devices: 1.60 times as fast as fsdp × 2, efficiency 80.0")
+
+
+def test_a_baseline_on_the_most_devices_leads_without_a_speed_up(usual: Runs) -> None:
+    (lead,) = page_of(replace(usual, baseline="ddp × 2")).lead
+    assert lead.startswith("Strong scaling: ddp on 2 devices: 4 epochs take ")
+    assert "times as fast" not in lead
 
 
 def test_weak_and_strong_scaling_are_a_table_each_and_a_second_batch_is_left_out(tmp_path: Path) -> None:
@@ -236,3 +285,17 @@ def test_disturbed_runs_are_marked(usual: Runs) -> None:
     assert column(page, 0, "Repeats") == {"single 1": "6", "ddp 2": "6*"}
     assert "* Other programs disturbed" in page.tables[0].caption
     assert column(page, 0, "Speed-up")["ddp 2"] == "–"
+
+
+def test_hours_of_disturbed_first_epochs_are_marked(usual: Runs) -> None:
+    """The runs count: their steady epochs are undisturbed."""
+    runs = disturbed(usual, 1)
+    page = page_of(runs)
+    assert column(page, 0, "Repeats") == {"single 1": "6", "ddp 2": "6"}
+    for name in ("Wall time", "Device-hours"):
+        hours, undisturbed = column(page, 1, name), column(page_of(usual), 1, name)
+        assert hours == undisturbed | {"ddp 2": f"{undisturbed['ddp 2']}*"}
+    assert "* Other programs disturbed epochs that these hours rest on." in page.tables[1].caption
+    assert page.lead[0].endswith("device-hours (others disturbed these runs).")
+    assert "Others disturbed the first epoch of 6 runs of ddp × 2" in told(page, "Limits")
+    assert "*" not in column(page_of(runs, steps=100), 1, "Wall time")["ddp 2"], "steps rest on steady epochs"
