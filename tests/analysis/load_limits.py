@@ -55,7 +55,7 @@ def set_aside(rng: np.random.Generator, length_s: float, *, quiet: float, plante
     run, _, rank = (axis.ravel() for axis in np.indices(taken.shape))
     ranks = pl.DataFrame({"run_id": run, "rank": rank, "others_s": counted_s(rng, taken, length_s).ravel()})
     windows = ranks.group_by("run_id", "rank").agg(pl.col("others_s").sum(), epochs=pl.len())
-    windows = windows.with_columns(time_s=pl.col("epochs") * length_s, cores=1)
+    windows = windows.with_columns(measured_s=pl.col("epochs") * length_s, unmeasured=0, cores=1)
     return float(np.mean(windows.group_by("run_id").agg(found=exceeds().any())["found"].to_list()))
 
 

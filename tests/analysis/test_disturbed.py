@@ -63,8 +63,12 @@ def test_times_of_disturbed_epochs_are_marked_though_the_run_counts(usual: Runs)
     runs = disturbed(usual, 1, 2, share=0.09)
     single, ddp = summary(runs).sort("devices").rows(named=True)
     resting = {"first_epoch_time_s", "second_epoch_time_s", "total_training_time_s", "total_time_s", "device_hours"}
-    resting |= {"throughput_with_startup_samples_per_s", "time_to_accuracy_s", "energy_to_accuracy_j"}
-    resting |= {"device_hours_to_accuracy"}
+    resting |= {
+        "device_hours_to_accuracy",
+        "throughput_with_startup_samples_per_s",
+        "time_to_accuracy_s",
+        "energy_to_accuracy_j",
+    }
     assert (ddp["disturbed"], ddp["verdict"]) == (False, "faster")
     flags = [f"{window}_disturbed" for window in ("first", "second", "steady", "whole")]
     assert [single[flag] for flag in flags] == [False] * 4
@@ -122,6 +126,37 @@ def test_ranks_that_stood_still_were_disturbed(share: float, verdict: str, usual
     assert whole == (set(excluded(runs)["run_id"]) if found else set())
     unmeasured = altered(runs, others_time_s=pl.lit(None, pl.Float64))
     assert (displayed(unmeasured)["exclusion"] == "disturbed").any() == found, "that alone is enough"
+
+
+STOOD = "ranks stood still for up to 3.5 s (SIGSTOP, a suspended job, a frozen machine)"
+TOOK = "took up to 48.0\u202f% of a core"
+
+
+@pytest.mark.parametrize(
+    ("taken", "suspended_s", "processes", "what"),
+    [
+        (0.48, 0.01, 1, f"{{}} {TOOK}"),
+        (0.01, 0.01, 3, "{} computed on its GPU"),
+        (0.48, 0.01, 3, f"{{}} {TOOK} and computed on its GPU"),
+        (0.01, 3.5, 1, STOOD),
+        (0.48, 3.5, 3, f"{STOOD}, and {{}} {TOOK} and computed on its GPU"),
+    ],
+)
+def test_the_cause_is_the_one_whose_limit_was_exceeded(
+    taken: float, suspended_s: float, processes: int, what: str, usual: Runs
+) -> None:
+    """10 ms of standing still and 1 % of a core are within the limits, and one process on a GPU is the run's own."""
+    runs = altered(
+        disturbed(usual, 2, 3, 4, share=taken),
+        "epochs",
+        suspended_s=pl.when(IN_TWO).then(suspended_s).otherwise(0.0),
+        gpu_processes_max=pl.when(IN_TWO).then(processes).otherwise(1).cast(pl.Int64),
+    )
+    found = excluded(runs)
+    assert len(found) == 6
+    for detail in found["exclusion_detail"]:
+        assert detail.startswith(f"in its steady epochs {what.format('others')}: when the machine is free")
+    assert f"Others disturbed 6 runs of ddp × 2: {what.format('they')}. " in format_exclusions(runs)[0]
 
 
 def test_runs_that_nobody_disturbed_decide_alone(usual: Runs) -> None:
