@@ -250,15 +250,20 @@ def _scaling_table(runs: Runs, rows: pl.DataFrame, members: Members, *, of_progr
         ))  # fmt: skip
     scaling, batch = rows["scaling"][0], rows["group"][0]
     baselines, of_baseline = _baselines(rows), _baseline_devices(rows)
-    over = f"Speed-up is over {text.listed(baselines)}" if baselines else "No speed-up: nothing to compare with"
+    why = text.listed(_without_speed_up(rows, members, time[0]))
     per = "devices" if of_baseline in (1, None) else f"(devices ÷ {of_baseline})"
     if baselines and of_baseline is None:
         per = "(devices ÷ the baseline's devices)"
+    if baselines:
+        lacking = f" ({text.MISSING}: {why})" if why else ""
+        over = f"Speed-up is over {text.listed(baselines)}{lacking}; efficiency is speed-up ÷ {per}"
+    else:
+        over = f"No speed-up: {why}" if why else "No speed-up"
     sizes = displayed(runs).filter(group=batch)["batch_size"].unique().sort().to_list()
     of_batch = "" if of_programs else f" ({', '.join(map(str, sizes))} samples)"
     caption = (
         f"{scaling.capitalize()} scaling: {_SCALINGS[scaling]}{of_batch}. Medians over repeats with 95 % intervals. "
-        f"{over}; efficiency is speed-up ÷ {per}."
+        f"{over}."
     )
     if rows["disturbed"].any():
         caption += f" {DISTURBED_MARK} Other programs disturbed these runs: they are compared with nothing."
@@ -283,6 +288,22 @@ def _baselines(rows: pl.DataFrame) -> list[str]:
     """What the speed-ups of these rows are over, in words."""
     names = rows.filter(pl.col("speed_up").is_not_null())["baseline"].drop_nulls().unique(maintain_order=True)
     return [in_words(name, named=len(names) > 1) for name in names]
+
+
+def _without_speed_up(rows: pl.DataFrame, members: Members, time: str) -> list[str]:
+    """Why rows have no speed-up, each reason once; nothing of those of which these columns don't tell."""
+    reasons: dict[str, None] = {}
+    for row in rows.filter(pl.col("speed_up").is_null()).to_dicts():
+        own, others = (members.get((row["group"], row[name]), []) for name in ("configuration", "baseline"))
+        if row["verdict"] not in (None, SpeedVerdict.BASELINE):
+            reasons[str(row["verdict"])] = None
+        elif row["baseline"] is None:
+            reasons["nothing to compare with"] = None
+        elif not all(any(run[time] is not None for run in side) for side in (own, others)):
+            reasons[SpeedVerdict.NO_STEADY_EPOCH.value] = None
+        elif not {run["repeat"] for run in own} & {run["repeat"] for run in others}:
+            reasons[SpeedVerdict.NO_PAIR.value] = None
+    return list(reasons)
 
 
 def _baseline_devices(rows: pl.DataFrame) -> int | None:

@@ -170,6 +170,23 @@ def test_a_baseline_on_the_most_devices_leads_without_a_speed_up(usual: Runs) ->
     assert "times as fast" not in lead
 
 
+@pytest.mark.parametrize(
+    ("epochs", "second", "taken_s", "words"),
+    [
+        (1, 0, 0.0, " No speed-up: no steady epoch."),
+        (3, 1, 0.0, " Speed-up is over one device (–: no repeat in common); efficiency is speed-up ÷ devices."),
+        (3, 0, 5.0, " No speed-up: disturbed."),
+        (3, 0, 0.0, " Speed-up is over one device; efficiency is speed-up ÷ devices."),
+    ],
+)
+def test_why_there_is_no_speed_up(epochs: int, second: int, taken_s: float, words: str, tmp_path: Path) -> None:
+    """ddp × 2 has the `second` repeat alone; of all steady epochs, of 5 s and more, others took so much."""
+    for strategy, devices, repeat in (("single", 1, 0), ("ddp", 2, second)):
+        fake = steady(10.0 / devices, others_time_s=lambda epoch, rank: taken_s)
+        published(config(tmp_path, strategy=strategy, devices=devices, repeat=repeat, epochs=epochs), fake)
+    assert words in page_of(load(tmp_path)).tables[0].caption
+
+
 def test_weak_and_strong_scaling_are_a_table_each_and_a_second_batch_is_left_out(tmp_path: Path) -> None:
     for scaling, batch, ways in (("strong", 128, (1, 2, 4)), ("strong", 64, (1, 2)), ("weak", 64, (1, 2))):
         for devices in ways:
