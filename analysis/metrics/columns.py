@@ -162,8 +162,8 @@ DISTURBANCE = tuple(
     column
     for window, (epochs, null) in _WINDOWS.items()
     for column in (
-        Column(f"{window}_lost_share", f"time that others kept a rank off a core ÷ its measured time, in {epochs}; of the "
-            "rank that lost most; above 1 if it lost several cores", null=f"{null}, or no rank measured it"),
+        Column(f"{window}_lost_share", f"time that others kept a rank off a core ÷ its measured time, in {epochs}; of "
+            "the rank that lost most; above 1 if it lost several cores", null=f"{null}, or no rank measured it"),
         flag(f"{window}_disturbed", f"whether others took more of {epochs}, than docs/measurement.md allows: of a "
             "rank's cores, by computing on one of the GPUs, or since ranks stood still",
             null=f"{null}, or not measured in all of it and, as far as it was, within the limit", repeats=Over.ANY),
