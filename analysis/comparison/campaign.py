@@ -115,14 +115,6 @@ class Campaign:
     _pairings: dict[tuple[int, int], Pairing] = field(default_factory=dict, init=False, repr=False)
 
     @cached_property
-    def _of_runs(self) -> dict[str, Configuration]:
-        return {run.run_id: each for each in self.configurations for run in each.every}
-
-    def of(self, run_id: str) -> Configuration:
-        """The configuration of a run."""
-        return self._of_runs[run_id]
-
-    @cached_property
     def groups(self) -> dict[str, tuple[Configuration, ...]]:
         """Label of a work → its configurations, in order."""
         members: dict[str, list[Configuration]] = defaultdict(list)
@@ -281,7 +273,8 @@ def require_baseline(found: Campaign, name: str) -> None:
             raise _ambiguous(name, of_group)
     matches = [each for of_group in there for each in of_group]
     if not matches:
-        raise ConfigError(f'--baseline "{name}": no configuration is called that; {choices(name, _names(found))}')
+        names = dict.fromkeys(each.name for each in found.configurations)
+        raise ConfigError(f'--baseline "{name}": no configuration is called that; {choices(name, names)}')
     if not any(each.counts for each in matches):
         why = "; ".join(
             f"{exclusion} in repeat{'s' if len(repeats) > 1 else ''} {', '.join(map(str, repeats))}"
@@ -291,10 +284,6 @@ def require_baseline(found: Campaign, name: str) -> None:
         raise ConfigError(
             f'--baseline "{name}": none of its runs counts ({why}); {choices(name, dict.fromkeys(counted))}'
         )
-
-
-def _names(found: Campaign) -> list[str]:
-    return list(dict.fromkeys(each.name for each in found.configurations))
 
 
 @once

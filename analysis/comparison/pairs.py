@@ -1,4 +1,4 @@
-"""Which of these, really? Every two configurations of one work on equally many devices, beside each other."""
+"""Pairwise comparison of all configurations of one work on equally many devices."""
 
 from __future__ import annotations
 

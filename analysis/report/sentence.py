@@ -109,12 +109,9 @@ def _reason(row: dict[str, Any]) -> str:
 
 _REASONS = {
     SpeedVerdict.TOO_FEW.value: f"{{pairs}} paired repeats, and a verdict takes {DECIDING_REPEATS}",
-    SpeedVerdict.NO_PAIR.value: "no repeat in common with {baseline}",
     SpeedVerdict.NOT_INTERLEAVED.value: "measured apart from {baseline}, so the ratio has no interval",
     SpeedVerdict.NOT_COMPARABLE.value: "not comparable with {baseline}: see the warnings",
     SpeedVerdict.DISTURBED.value: "other programs disturbed all runs of it or of {baseline}",
-    SpeedVerdict.NO_STEADY_EPOCH.value: "no epoch after the first one: measure with epochs=2 or more",
-    SpeedVerdict.INCOMPLETE.value: "not all of its runs have a time",
 }
 
 
