@@ -208,19 +208,19 @@ def _energy(runs: Runs) -> list[str]:
 
 
 def _hours(runs: Runs) -> list[str]:
-    """Device-hours of the whole training as it was measured, the least and the most, with their price where the site
-    has one.
+    """Device-hours of a run's whole training, the least and the most, with their price where the site has one.
+
+    Of one work only, as those of unlike works are not to be ranked; without runs of which others disturbed an epoch.
     """
-    rows = summary(runs).filter(pl.col("repeats") > 0).drop_nulls("device_hours").sort("device_hours")
-    if rows.is_empty():
+    quiet = pl.col("whole_disturbed").fill_null(value=False).not_()
+    rows = summary(runs).filter(quiet, pl.col("repeats") > 0).drop_nulls("device_hours").sort("device_hours")
+    if rows["group"].n_unique() != 1:
         return []
-    several = rows["group"].n_unique() > 1
     ends = [rows.row(0, named=True), *([rows.row(-1, named=True)] if rows.height > 1 else [])]
     told = []
     for row in ends:
-        name = f"{row['configuration']} ({row['group']})" if several else row["configuration"]
         price = "" if row["cost"] is None else f" (cost {text.number(row['cost'])})"
-        told.append(f"{text.number(row['device_hours'])} with {name}{price}")
+        told.append(f"{text.number(row['device_hours'])} with {row['configuration']}{price}")
     return [f"Device-hours of a whole run's training: {' to '.join(told)}."]
 
 

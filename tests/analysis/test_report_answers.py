@@ -19,7 +19,7 @@ from analysis.report.page import _measured, matrix
 from analysis.runs.reader import Runs
 from parallelbench.results.folder import ASKED
 from tests.analysis.factory import MIB, Fake, config, failed, published, steady
-from tests.analysis.made_up import IN_TWO, SPEED_UP, altered, environment, slower
+from tests.analysis.made_up import IN_TWO, SPEED_UP, altered, disturbed, environment, slower
 from tests.analysis.made_up import WOBBLE as MADE_UP
 from tests.analysis.test_claims import REPEATS, WOBBLE, claim
 from tests.analysis.test_metrics import powered
@@ -501,3 +501,11 @@ def test_ends_that_say_nothing_are_not_shown(high: float, shown: str) -> None:
     for told in (text.interval(1.5, low, high), text.interval_of_95(low, high)):
         assert shown in told
         assert "0.00" not in told
+
+
+def test_device_hours_are_of_one_work_and_of_runs_that_nobody_disturbed(usual: Runs) -> None:
+    # Six repeats of an epoch of 20 s and three later ones; the median repeat on one device takes 12.5 s an epoch.
+    (line,) = [line for line in answers.headline(usual) if line.startswith("Device-hours")]
+    assert line.startswith(f"Device-hours of a whole run's training: {text.number((20 + 3 * 12.5) / 3600)} with single")
+    (line,) = [line for line in answers.headline(disturbed(usual, 1)) if line.startswith("Device-hours")]
+    assert "ddp × 2" not in line
