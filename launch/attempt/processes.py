@@ -14,7 +14,7 @@ import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 import msgspec
 
@@ -28,7 +28,7 @@ from parallelbench.processes import die_with_parent, inherited
 from parallelbench.redaction import redacted
 from parallelbench.results.exits import exits_file
 from parallelbench.results.files import storage_errors, write_all
-from parallelbench.training.warm import MESSAGE_BYTES, ForkRequest
+from parallelbench.training.warm import MESSAGE_BYTES, ForkRequest, WarmDoor
 from parallelbench.training.worker import LAUNCHED_AT, WATCHED_BY
 from parallelbench.world.allowance import MEETING_HERE, end_in_words
 
@@ -69,20 +69,67 @@ class Training:
         return [str(self.folder.path.resolve()), str(self.attempt.number), *plugin_of(self.run)]
 
 
-def start(training: Training, log: Any) -> subprocess.Popen[bytes]:
-    """Start this node's share of a run's processes."""
-    run = training.run
-    variables = environment(run, training.device_type, os.environ, rendezvous=training.rendezvous)
-    return subprocess.Popen(
-        command_line(training.arguments, training.processes, training.rendezvous, framework=run.strategy.framework),
-        env=variables | {WATCHED_BY: str(os.getpid()), LAUNCHED_AT: str(time.time())},
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=subprocess.STDOUT,
-        # A session of its own: Ctrl-C reaches this process only, which ends the ranks in order.
-        start_new_session=True,
-        preexec_fn=before_the_program,
-    )
+class Process(Protocol):
+    """What started the processes of a run, with those of `subprocess.Popen`'s methods that a supervisor needs."""
+
+    @property
+    def pid(self) -> int:
+        """Of its leader."""
+
+    def poll(self) -> int | None:
+        """The exit code; None while it runs."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end; raises `subprocess.TimeoutExpired`."""
+
+    def end(self) -> None:
+        """End it and all that it started."""
+
+
+class Place(Protocol):
+    """Where the processes of runs are started: on this machine (`Here`), or on the nodes of a Slurm job."""
+
+    def start(self, training: Training, log: Any) -> Process:
+        """Start the processes of a run, which print to the file `log`."""
+
+    def spawn(self, training: Training, arguments: Sequence[str], variables: Mapping[str, str]) -> Process:
+        """Start Python with these arguments on this machine, with the devices of a run."""
+
+
+class Spawned(subprocess.Popen[bytes]):
+    """A process of this machine, in a session of its own: Ctrl-C reaches only the supervisor, which ends it."""
+
+    def __init__(self, command: Sequence[str], variables: Mapping[str, str], log: Any = None) -> None:
+        super().__init__(
+            command,
+            env={**variables, WATCHED_BY: str(os.getpid())},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=None if log is None else subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=before_the_program,
+        )
+
+    def end(self) -> None:
+        """End all of its session."""
+        _end_group(self)
+
+
+class Here:
+    """This machine."""
+
+    def start(self, training: Training, log: Any) -> Process:
+        """Start this machine's share of a run's processes."""
+        run = training.run
+        variables = environment(run, training.device_type, os.environ, rendezvous=training.rendezvous)
+        command = command_line(
+            training.arguments, training.processes, training.rendezvous, framework=run.strategy.framework
+        )
+        return Spawned(command, variables | {LAUNCHED_AT: str(time.time())}, log)
+
+    def spawn(self, training: Training, arguments: Sequence[str], variables: Mapping[str, str]) -> Process:
+        """Start Python."""
+        return Spawned([sys.executable, *arguments], variables)
 
 
 def before_the_program() -> None:
@@ -102,20 +149,20 @@ def _in_a_job() -> bool:
     return "SLURM_JOB_ID" in os.environ
 
 
-def end(process: Process) -> None:
-    """End the process and all that it started."""
-    if process.poll() is None and not _in_a_job():  # where SIGTERM is blocked
-        _signal_group(process, signal.SIGTERM)
+def _end_group(leader: Process) -> None:
+    """SIGTERM to a process group of this machine's, then SIGKILL."""
+    if leader.poll() is None and not _in_a_job():  # where SIGTERM is blocked
+        _signal_group(leader.pid, signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=GRACE_S)
+            leader.wait(timeout=GRACE_S)
     # torchrun may be gone while a rank still hangs in a collective.
-    _signal_group(process, signal.SIGKILL)
-    process.wait()
+    _signal_group(leader.pid, signal.SIGKILL)
+    leader.wait()
 
 
-def _signal_group(process: Process, number: signal.Signals) -> None:
+def _signal_group(group: int, number: signal.Signals) -> None:
     with suppress(ProcessLookupError):
-        os.killpg(process.pid, number)
+        os.killpg(group, number)
 
 
 _CHUNK_BYTES = 65_536
@@ -298,11 +345,11 @@ class WarmWorkers:
     And a new one for each repeat. Forks share the addresses of code and libraries, which make a process faster or
     slower for its whole life: repeats that shared them would agree more than separate runs do.
 
-    A context; at its end the warm processes are gone. `start` replaces `processes.start`, and calls it for runs that
-    are not packed.
+    A context; at its end the warm processes are gone. `start` starts runs that are not packed at its place.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, place: Place | None = None) -> None:
+        self._place = place or Here()
         self._parents: dict[object, _Parent] = {}
 
     def __enter__(self) -> WarmWorkers:
@@ -320,36 +367,32 @@ class WarmWorkers:
             return refusal
         if refusal is not None:
             print(f"parallelbench: {training.folder.path.name} is started cold: {refusal}", flush=True)
-        return start(training, log)
+        return self._place.start(training, log)
 
     def _fork(self, training: Training, log: Any) -> WarmProcess | str:
         """The processes of one run, or why they can't be forked."""
         variables = environment(training.run, training.device_type, os.environ)
-        variables[WATCHED_BY] = str(os.getpid())
         key = (frozenset(variables.items()), frozenset(os.sched_getaffinity(0)))
         parent = self._parents.get(key)
         if parent is None or parent.repeat != training.run.repeat or not parent.alive():
             if parent is not None:
                 parent.close()
-            parent = self._parents[key] = _Parent(variables, repeat=training.run.repeat)
+            parent = self._parents[key] = _Parent(self._place, training, variables)
         return parent.start(ForkRequest(arguments=training.arguments, processes=training.processes), log)
 
 
 class _Parent:
     """The warm process that the ranks of one repeat are forked from."""
 
-    def __init__(self, variables: dict[str, str], *, repeat: int) -> None:
-        self.repeat = repeat
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "parallelbench.training.warm", str(theirs.fileno())],
-                env=variables,
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-                preexec_fn=before_the_program,
-            )
+    def __init__(self, place: Place, training: Training, variables: dict[str, str]) -> None:
+        self.repeat = training.run.repeat
+        with WarmDoor() as door:
+            self.process = place.spawn(training, door.arguments(), variables)
+            self._socket = door.opened(self._begins)
+
+    def _begins(self) -> bool:
+        heed()
+        return self.alive()
 
     def alive(self) -> bool:
         return self.process.poll() is None
@@ -385,11 +428,11 @@ class _Parent:
 
     def close(self) -> None:
         self._socket.close()
-        end(self.process)
+        self.process.end()
 
 
 class WarmProcess:
-    """The processes of one run, with the methods of `subprocess.Popen` that a supervisor needs."""
+    """The processes of one run that are forks: the leader of their process group."""
 
     def __init__(self, pid: int, parent: _Parent) -> None:
         self.pid = pid
@@ -418,6 +461,6 @@ class WarmProcess:
             self._parent.answer(0)
         return self.returncode
 
-
-Process = subprocess.Popen[bytes] | WarmProcess
-"""The leader of the process group of all ranks; its process id is the group's number."""
+    def end(self) -> None:
+        """End all of its group."""
+        _end_group(self)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from launch.attempt.outcome import interrupted, judge, publish_if_finished, stopped, unsaved
-from launch.attempt.processes import Training, WarmProcess, end, redacted_log, start
+from launch.attempt.processes import Here, Training, WarmProcess, redacted_log
 from launch.attempt.signals import heed, heeding_at_once, noting, rest
 from parallelbench.config.plugin import plugin_of
 from parallelbench.errors import ConfigError, StorageError, SupersededError
@@ -166,24 +166,24 @@ def supervise(
     training: Training,
     *,
     watcher: Watcher | None = None,
-    begin: Callable[[Training, Any], Process] = start,
+    begin: Callable[[Training, Any], Process] | None = None,
     until: Callable[[], float] = lambda: math.inf,
 ) -> Outcome:
     """Run one described attempt to its end; returns its outcome, which is also on disk.
 
-    `begin` starts this node's processes, which print to a log; those of other nodes are started there. `until`: when
-    they must end, by the monotonic clock, as it is known at each look.
+    `begin` starts its processes, which print to a log; None: on this machine. `until`: when they must end, by the
+    monotonic clock, as it is known at each look.
 
     Raises `Interrupted` after the ranks have been ended and the outcome `killed` has been recorded.
     """
     folder, run, attempt = training.folder, training.run, training.attempt
     try:
         with noting([signal.SIGCHLD], lambda _: None), redacted_log(attempt.log) as log:
-            process = begin(training, log)
+            process = (begin or Here().start)(training, log)
             try:
                 out_of_time = _watch(process, training, watcher, until)
             finally:
-                end(process)
+                process.end()
     except Interrupted as interruption:
         if publish_if_finished(folder, run, attempt) is None:
             attempt.finish(*interrupted(attempt, training.processes, f"interrupted by {interruption}"))

@@ -1,9 +1,10 @@
-"""Jobs that train no run: a sweep's report, a calibration, the links between nodes, the checks of a GPU.
+"""Jobs that train no run: a sweep's report, a calibration, the checks of a GPU.
 
-A report is queued behind the jobs of its sweep. For the others the command waits: `srun` shows what they print, and
-Ctrl-C ends them. On each of their nodes: `python -m parallelbench.entry launch.slurm.errands KIND FOLDER INTERFACE …`;
-what the command and its nodes tell each other is in that folder, which all of them see. `make gpu-check LAUNCHER=slurm`
-starts `… launch.slurm.errands gpu-check [OPTION …] [OVERRIDE …]`, with gpu-check's options, `--conf DIR`, `site=…` and
+A report is queued behind the jobs of its sweep. For the others the command waits: it shows what they print, and Ctrl-C
+ends them. Their first node executes `python -m parallelbench.entry launch.slurm.errands head INTERFACE NODES COMMAND`,
+whose COMMAND is a step: on each node `… launch.slurm.errands KIND FOLDER …`. What the command and its nodes tell each
+other is in that folder, which all of them see. `make gpu-check LAUNCHER=slurm` starts
+`… launch.slurm.errands gpu-check [OPTION …] [OVERRIDE …]`, with gpu-check's options, `--conf DIR`, `site=…` and
 `nodes=…`.
 """
 
@@ -27,20 +28,17 @@ from launch.attempt.processes import CALIBRATION, calibration_arguments, command
 from launch.slurm import record, rendezvous, scheduler
 from launch.slurm.cluster import cluster_of, require_accepted
 from launch.slurm.queue import track
-from launch.slurm.sbatch import Job, Shape, memory_mib, needed_folders, shape_of, slurm
+from launch.slurm.sbatch import Job, Shape, memory_mib, needed_folders, shape_of, slurm, step_command
 from launch.slurm.scheduler import SchedulerError
 from launch.sweep import one_run
 from launch.sweep.extension import extension
 from parallelbench.config.build import from_mapping
 from parallelbench.config.plugin import plugin_of
-from parallelbench.errors import ConfigError, StorageError, count_of
-from parallelbench.frameworks.control_group import PatienceError
-from parallelbench.processes import inherited
+from parallelbench.errors import ConfigError, count_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from launch.attempt.processes import Rendezvous
     from launch.launcher import Prepared
     from launch.slurm.scheduler import QueuedJob
     from parallelbench.config.run import RunConfig
@@ -49,13 +47,9 @@ if TYPE_CHECKING:
 REPORT_MINUTES = 30
 """Its time limit, unless the site or the cluster allows less; the report of ten thousand runs takes less than one."""
 CALIBRATION_MINUTES = 15
-"""Its time limit, as that of the next two, unless the launcher's is shorter; the measurement takes minutes."""
-BANDWIDTH_MINUTES = 2
-"""The measurement takes seconds."""
+"""Its time limit, as that of the next, unless the launcher's is shorter; the measurement takes minutes."""
 GPU_CHECK_MINUTES = 60
 """Strategies that compile take most."""
-WAIT_S = 90.0
-"""How long a node waits for the first one's address, which a file server may show a minute late."""
 _OF_REPORT = Shape(nodes=1, devices_per_node=0, gpus_per_node=0, cpus_per_node=2, memory_mib_per_node=4096)
 _REHEARSED = 2
 """Cores of each node, where CPU processes take the place of GPUs."""
@@ -106,7 +100,6 @@ def report_job(run: RunConfig) -> Job:
         minutes=min(REPORT_MINUTES, run.site.max_time_min or REPORT_MINUTES),
         program=["parallelbench.cli", "report", *(["--plugin", plugin[0]] if plugin else []), str(sweep)],
         folder=sweep / record.FOLDER,
-        folders=needed_folders(run.site, sweep, plugin),
         lines=[f"umask {record.readable_by_others():03o}", *path],
     )
 
@@ -158,15 +151,18 @@ def errand(run: RunConfig, shape: Shape, folder: Path, *words: str, minutes: int
     No other job has its name, as no other has its folder.
     """
     kind, *rest = words
+    folders = needed_folders(run.site, folder.parent, plugin_of(run))
+    interface = run.site.network_interface or ""
+    on_node = ["launch.slurm.errands", f"{kind}-on-node", str(folder), interface, *rest]
+    head = ["launch.slurm.errands", "head", interface, str(shape.nodes)]
     return Job(
         name=f"parallelbench-{kind}-{folder.name.rpartition('-')[2]}",
         shape=shape,
         launcher=slurm(run),
         site=run.site,
         minutes=min(minutes, slurm(run).time_limit_min),
-        program=["launch.slurm.errands", f"{kind}-on-node", str(folder), run.site.network_interface or "", *rest],
+        program=[*head, *step_command(shape, run.site, folders, on_node)],
         folder=folder,
-        folders=needed_folders(run.site, folder.parent, plugin_of(run)),
     )
 
 
@@ -177,16 +173,18 @@ def _shared_folder(run: RunConfig, kind: str) -> Iterator[Path]:
         raise ConfigError("there is no Slurm here: run this on the login node, or without launcher=slurm")
     results = run.sweep_folder.parent.absolute()
     results.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{kind}-", dir=results) as folder:
+    with tempfile.TemporaryDirectory(prefix=f".{kind}-", dir=results, ignore_cleanup_errors=True) as folder:
         yield Path(folder)
 
 
-def _announce(job: Job) -> None:
-    """Say what is waited for; raises `ConfigError` where that would be for ever."""
+def _waited_for(job: Job, *, show: Callable[[str], object]) -> int:
+    """Submit a job and wait for its end; returns its exit code. Raises `ConfigError` where it would wait for ever."""
     for note in require_accepted([(job, 1)]):
         print(f"note: {note}", file=sys.stderr)
     nodes = count_of(job.shape.nodes, "node")
     print(f"waiting for {nodes} of the cluster; Ctrl-C gives up", file=sys.stderr, flush=True)
+    output = job.folder / "output.txt"
+    return scheduler.run_to_its_end(job.script(further={"output": str(output)}), job=job.name, output=output, show=show)
 
 
 def calibrate(prepared: Prepared, path: Path) -> None:
@@ -194,11 +192,10 @@ def calibrate(prepared: Prepared, path: Path) -> None:
     with _shared_folder(prepared.planned.run, "calibration") as folder:
         # All nodes see this folder; the place of the table, they may not.
         table = folder / "table.parquet"
-        job = calibration_job(prepared, folder, table)
-        _announce(job)
-        text = scheduler.answer(scheduler.wait_for(job.srun(), job=job.name))
-        if not table.exists():
-            raise ConfigError(f"the calibration wrote no table: {text.strip()[-300:]}")
+        said: list[str] = []
+        code = _waited_for(calibration_job(prepared, folder, table), show=said.append)
+        if code or not table.exists():
+            raise ConfigError(f"the calibration wrote no table: {''.join(said).strip()[-300:]}")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(table.read_bytes())
 
@@ -208,26 +205,6 @@ def calibration_job(prepared: Prepared, folder: Path, table: Path) -> Job:
     run = prepared.planned.run
     words = ("calibration", *calibration_arguments(prepared, table))
     return errand(run, shape_of(run, run.device), folder, *words, minutes=CALIBRATION_MINUTES)
-
-
-def bandwidth(run: RunConfig) -> Iterator[tuple[str, str]]:
-    """(what, finding) pairs for `doctor --bandwidth`: all-reduces between nodes, one rank on each."""
-    device_type = run.site.device if run.device == "auto" else run.device
-    with _shared_folder(run, "bandwidth") as folder:
-        words = ("bandwidth", device_type)
-        job = errand(run, shape_of(run, device_type), folder, *words, minutes=BANDWIDTH_MINUTES)
-        _announce(job)
-        text = scheduler.answer(scheduler.wait_for(job.srun(), job=job.name))
-    lines = [line for line in text.splitlines() if line.startswith("[{")]
-    if not lines:
-        raise ConfigError(f"the probe printed no result: {text.strip()[-300:]}")
-    for row in msgspec.json.decode(lines[-1]):
-        size, ranks = f"{row['size_bytes'] / 1024:,.0f} KiB", int(row["ranks"])
-        bus = 2 * (ranks - 1) / ranks * row["size_bytes"] / row["time_s"]
-        yield (
-            f"all-reduce {size}",
-            f"{row['time_s'] * 1e6:,.0f} µs, {bus / 1e9:.3f} GB/s sent by each of {ranks} nodes",
-        )
 
 
 def gpu_check(arguments: Sequence[str]) -> int:
@@ -242,14 +219,16 @@ def gpu_check(arguments: Sequence[str]) -> int:
         run = one_run(["launcher=slurm", *overrides, f"devices={nodes}"], extension(chosen.conf, None)).run
         # What has passed is kept beside this folder.
         with _shared_folder(run, "gpu-check") as folder:
-            job = gpu_check_job(run, folder, options)
-            _announce(job)
-            return scheduler.wait_for(job.srun(), job=job.name, shown=True).returncode
+            return _waited_for(gpu_check_job(run, folder, options), show=_print)
     except ConfigError as error:
         print(f"gpu-check: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
+
+
+def _print(text: str) -> None:
+    print(text, end="", flush=True)
 
 
 def gpu_check_job(run: RunConfig, folder: Path, options: Sequence[str]) -> Job:
@@ -265,74 +244,50 @@ def gpu_check_job(run: RunConfig, folder: Path, options: Sequence[str]) -> Job:
     return errand(run, shape, folder, "gpu-check", *options, minutes=GPU_CHECK_MINUTES)
 
 
-# --- on each node, under srun
+# --- in the job
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Start the checks of a GPU, or be one of an errand's tasks."""
+    """Start the checks of a GPU, or be a part of an errand's job."""
     kind, *rest = arguments
     if kind == "gpu-check":
         return gpu_check(rest)
-    folder, interface, *words = rest
-    on_node = {"calibration": _calibrating, "bandwidth": _measuring, "gpu-check": _checking}
     try:
-        return on_node[kind.removesuffix("-on-node")](Path(folder), interface or None, words)
-    except (ConfigError, StorageError, OSError) as error:
-        print(f"parallelbench: node {os.environ['SLURM_PROCID']}: {error}", file=sys.stderr)
+        if kind == "head":
+            return _heading(*rest)
+        folder, interface, *words = rest
+        on_node = {"calibration": _calibrating, "gpu-check": _checking}[kind.removesuffix("-on-node")]
+        return on_node(folder, interface or None, words)
+    except OSError as error:
+        print(f"parallelbench: the nodes can't meet: {error}", file=sys.stderr)
         return 1
 
 
-def _calibrating(folder: Path, interface: str | None, words: list[str]) -> int:
-    """Meet the other nodes, then become the calibration."""
+def _heading(interface: str, nodes: str, *command: str) -> int:
+    """Choose where the nodes meet, then become the step."""
+    start = f"{os.environ['SLURM_JOB_ID']}.{os.environ.get('SLURM_RESTART_COUNT', '0')}"
+    meeting = rendezvous.chosen(start, nodes=int(nodes), interface=interface or None)
+    os.execvpe(command[0], command, os.environ | rendezvous.for_step(meeting))
+
+
+def _calibrating(_: str, interface: str | None, words: list[str]) -> int:
+    """Become the calibration."""
     device_type, run = words[1], from_mapping(msgspec.json.decode(words[2]))
-    meeting = met(folder, interface)
-    processes = run.strategy.processes(run, device_type)
-    command = command_line(words, processes, meeting, program=CALIBRATION)
+    meeting = rendezvous.in_step(interface)
+    command = command_line(words, run.strategy.processes(run, device_type), meeting, program=CALIBRATION)
     os.execve(command[0], command, environment(run, device_type, os.environ, rendezvous=meeting))
 
 
-def _measuring(folder: Path, interface: str | None, words: list[str]) -> int:
-    """Meet the other nodes, then become the probe, whose rank 0 prints JSON."""
-    rank, size = os.environ["SLURM_PROCID"], os.environ["SLURM_NTASKS"]
-    _through(interface)
-    meeting = met(folder, interface)
-    probe = [sys.executable, "-m", "parallelbench.measure.bandwidth"]
-    address = f"tcp://{meeting.host}:{meeting.port}"
-    os.execve(sys.executable, [*probe, address, rank, size, *words], inherited(os.environ))
-
-
-def _checking(folder: Path, interface: str | None, options: list[str]) -> int:
+def _checking(folder: str, interface: str | None, options: list[str]) -> int:
     """The first node checks; the others start their share of what it starts."""
-    node, nodes = os.environ["SLURM_PROCID"], int(os.environ["SLURM_NTASKS"])
-    _through(interface)
-    if node != "0":
-        os.execv(sys.executable, [sys.executable, "-m", "parallelbench.gpu_check.nodes", str(folder), node])
-    host = rendezvous.address_of(interface, nodes=nodes)
-    several = ["--nodes", str(nodes), "--host", host, "--folder", str(folder)]
-    os.execv(sys.executable, [sys.executable, "-m", "parallelbench.gpu_check", *several, *options])
-
-
-def _through(interface: str | None) -> None:
-    of_gloo = rendezvous.interface_of(interface, nodes=int(os.environ["SLURM_NTASKS"]))
-    found = {"GLOO_SOCKET_IFNAME": of_gloo, "NCCL_SOCKET_IFNAME": interface}
+    meeting = rendezvous.in_step(interface)
+    found = {"GLOO_SOCKET_IFNAME": meeting.interface, "NCCL_SOCKET_IFNAME": interface}
     os.environ |= {name: each for name, each in found.items() if each}
-
-
-def met(folder: Path, interface: str | None) -> Rendezvous:
-    """Where a job's nodes meet: the first of them tells the others through the folder.
-
-    Raises `ConfigError` where they don't, and `StorageError` where they don't see the same folder.
-    """
-    nodes, node = int(os.environ["SLURM_NTASKS"]), int(os.environ["SLURM_PROCID"])
-    start = f"{os.environ['SLURM_JOB_ID']}.{os.environ.get('SLURM_RESTART_COUNT', '0')}"
-    try:
-        if node == 0:
-            return rendezvous.host(folder, start, nodes=nodes, interface=interface)
-        if (offer := rendezvous.awaited(lambda: rendezvous.read(folder, start), WAIT_S)) is None:
-            raise rendezvous.unseen(folder, WAIT_S)
-        return offer.joined(node=node, nodes=nodes, interface=interface)
-    except (PatienceError, OSError) as error:
-        raise ConfigError(f"the nodes can't meet: {rendezvous.of_nodes(error)}") from None
+    share = ["parallelbench.gpu_check.nodes", folder, str(meeting.node)]
+    if meeting.node == 0:
+        several = ["--nodes", str(meeting.nodes), "--host", meeting.host, "--folder", folder]
+        share = ["parallelbench.gpu_check", *several, *options]
+    os.execv(sys.executable, [sys.executable, "-m", *share])
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""The program of a Slurm job on each of its nodes: node 0 leads the attempt, the others follow.
+"""The supervisor of a Slurm job: its batch script, on the first node, outside any container.
 
-Every task of an array executes `run_task` with the path of its submission; its index chooses its runs. The run folders
-are the record of what happened; exit codes are only for `sacct`.
+Every task of an array executes `run_task` with the path of its submission; its index chooses its runs. Their processes
+are in steps of the job (`launch.slurm.step`). The run folders are the record of what happened; exit codes are only for
+`sacct`.
 """
 
 from __future__ import annotations
@@ -20,28 +21,26 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from launch.attempt import processes
-from launch.attempt.outcome import interrupted, unsaved
+from launch.attempt.outcome import unsaved
 from launch.attempt.processes import Training, WarmWorkers
 from launch.attempt.signals import action_of, heed, noting
-from launch.attempt.supervisor import Interrupted, NotBegun, carry_out, stoppable, supervise, too_small
+from launch.attempt.supervisor import Interrupted, NotBegun, carry_out, stoppable, supervise
 from launch.launcher import saved
 from launch.slurm import record, scheduler
-from launch.slurm.rendezvous import PATIENCE_S, POLL_S, OutOfTimeError, awaited, begun, host, join, of_nodes
-from launch.slurm.sbatch import ENDS_AT, ask_outside
+from launch.slurm.rendezvous import chosen
+from launch.slurm.sbatch import ENDS_AT
 from launch.slurm.scheduler import NoSlurmError, SchedulerError
+from launch.slurm.step import TOLD, Allocation
 from parallelbench.config.identity import slug
 from parallelbench.errors import ConfigError, StorageError, ends_the_program
-from parallelbench.frameworks.control_group import PatienceError
 from parallelbench.redaction import redacted
 from parallelbench.results.attempt import PUBLISHED
 from parallelbench.results.files import storage_errors
 from parallelbench.results.folder import RunFolder
-from parallelbench.training.failure import record as record_error
 from parallelbench.world.affinity import own_cores
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from launch.slurm.record import Submission
     from parallelbench.config.run import RunConfig
@@ -67,8 +66,6 @@ class Job:
     """The array's id, which is also that of its last task to start."""
     restarts: int = field(default_factory=lambda: int(os.environ.get("SLURM_RESTART_COUNT", "0")))
     task: int = field(default_factory=lambda: int(os.environ.get("SLURM_ARRAY_TASK_ID", "0")))
-    node: int = field(default_factory=lambda: int(os.environ.get("SLURM_NODEID", "0")))
-    nodes: int = field(default_factory=lambda: int(os.environ.get("SLURM_NTASKS", "1")))
     ends_at: float | None = field(default_factory=lambda: float(os.environ.get(ENDS_AT, "0")) or None)
     """When Slurm ends it, Unix time, s; None: not known, as in jobs that an older release submitted."""
     warned: bool = False
@@ -76,14 +73,14 @@ class Job:
     preempted: bool = False
     """Whether Slurm takes the nodes away after a grace time."""
     until: float = math.inf
-    """When the attempt that this node leads must end, by the monotonic clock, so that the job can be queued again."""
+    """When the present attempt must end, by the monotonic clock, so that the job can be queued again."""
     attempt: Attempt | None = None
-    """The attempt that this node leads now."""
+    """The present attempt."""
     led: int = 0
     """Attempts that this start has led. Only the first one had the whole time limit."""
     left: list[str] = field(default_factory=list)
     """Runs that were not over at the warning; a later start of this job may resume them."""
-    workers: WarmWorkers = field(default_factory=WarmWorkers)
+    workers: WarmWorkers = field(default_factory=lambda: WarmWorkers(Allocation()))
 
     @property
     def task_id(self) -> str:
@@ -113,10 +110,9 @@ class Job:
         self.save()
 
     def preempt(self, left_s: float) -> None:
-        """The same as a warning, except that what is not over is queued again in any case; only the head decides."""
-        if self.node == 0:
-            self.preempted = True
-            self.warn(left_s)
+        """The same as a warning, except that what is not over is queued again in any case."""
+        self.preempted = True
+        self.warn(left_s)
 
     @contextmanager
     def leads(self, attempt: Attempt) -> Iterator[None]:
@@ -134,19 +130,19 @@ def run_task(path: str) -> None:
     """Work through the runs of this task; the target of the submission's pickles."""
     submission = record.read(Path(path))
     job = Job(submission)
-    say(f"submission {submission.token}, job {job.start}, node {job.node}")
+    say(f"submission {submission.token}, job {job.start}")
     if job.restarts >= (most := submission.launcher.attempts):  # else device-hours would have no bound
         say(f"not started again: it was started {job.restarts} times, and launcher.attempts={most}")
         sys.exit(1)
     try:
         cores = own_cores(submission.device_type)
-        with record.private(submission.umask), stoppable(), handling_warnings(job), cores, job.workers:
+        with record.private(submission.umask), stoppable(), handling_signals(job), cores, job.workers:
             folders = [RunFolder(Path(path).parents[2] / name) for name in submission.tasks[job.task]]
             # What an earlier start has not finished comes last: it may need more time than any start has.
             folders.sort(key=lambda folder: any(map(job.began, folder.attempts())))
             went_well = [take_part(folder, job) for folder in folders]
             if job.left:
-                _requeue(job, Path(path).parent)
+                _requeue(job)
     except Interrupted as interruption:
         say(f"interrupted by {interruption}")
         sys.exit(1)
@@ -155,27 +151,46 @@ def run_task(path: str) -> None:
 
 
 @contextmanager
-def handling_warnings(job: Job) -> Iterator[None]:
-    """Handle Slurm's warnings throughout the job, instead of submitit, which does not know runs."""
+def handling_signals(job: Job) -> Iterator[None]:
+    """Handle Slurm's signals throughout the job, instead of submitit, which does not know runs.
+
+    The time limit's warning and a cancellation reach this process; that a preemption's grace begins, only the steps.
+    """
+    interrupt = action_of(signal.SIGTERM)
 
     def warned(_: signal.Signals) -> None:
-        if job.node == 0:  # the head decides
-            job.warn(job.submission.launcher.signal_delay_s)
+        job.warn(job.submission.launcher.signal_delay_s)
 
-    with noting([WARNING], warned), heeding_preemption(job.task_id, save=job.save, preempted=job.preempt):
+    def step_told(_: signal.Signals) -> None:
+        try:  # srun also ends a step whose task has failed
+            ends_at = preempted_at(job.task_id)
+        except SchedulerError:
+            job.save()
+        else:
+            if ends_at is not None:
+                job.preempt(ends_at - time.time())
+
+    def terminated(number: signal.Signals) -> None:
+        job.save()  # first: Slurm may take as long to answer as it leaves the job
+        with suppress(SchedulerError):
+            if (ends_at := preempted_at(job.task_id)) is not None:
+                job.preempt(ends_at - time.time())
+                return
+        if interrupt is not None:
+            interrupt(number)
+
+    with noting([WARNING], warned), noting([TOLD], step_told), noting([signal.SIGTERM], terminated):
         yield
 
 
 def take_part(folder: RunFolder, job: Job) -> bool:
-    """This node's share of one run; returns whether it went well, as far as this node can tell."""
+    """One run; returns whether it went well."""
     heed()
     if job.warned:
         job.left += [] if _over(folder, job) else [folder.path.name]
         return _skip(folder, "is left to a later start of this job, whose time is nearly up", ok=True)
     try:
-        with telling_head(folder, job):
-            run = launched(folder, job.submission)
-            return lead(folder, run, job) if job.node == 0 else follow(folder, run, job)
+        return lead(folder, launched(folder, job.submission), job)
     except (ConfigError, StorageError) as error:
         say(f"{folder.path.name}: {error}")
         return False  # and the next run may succeed
@@ -213,7 +228,7 @@ def launched(folder: RunFolder, submission: Submission) -> RunConfig:
 
 
 def lead(folder: RunFolder, run: RunConfig, job: Job) -> bool:
-    """Claim an attempt, start this node's processes, and see the attempt through."""
+    """Claim an attempt, start its processes, and see it through."""
 
     def skip(state: State, attempts: Sequence[Attempt]) -> str:
         if state.state == "done":
@@ -243,7 +258,7 @@ def lead(folder: RunFolder, run: RunConfig, job: Job) -> bool:
     heed()
     if isinstance(outcome, NotBegun):
         failed = outcome.published is not None and outcome.published.outcome not in PUBLISHED
-        return _skip(folder, outcome.reason, ok=run.nodes == 1 and not failed)
+        return _skip(folder, outcome.reason, ok=not failed)
     say(f"{folder.path.name}: {outcome.outcome}: {outcome.reason}")
     if job.preempted and outcome.outcome in ("timeout", "killed"):  # killed: Slurm may signal the ranks as well
         job.left.append(folder.path.name)
@@ -257,39 +272,24 @@ def lead(folder: RunFolder, run: RunConfig, job: Job) -> bool:
 
 
 def _skip(folder: RunFolder, why: str, *, ok: bool) -> bool:
-    """Start nothing. If that is not ok, srun ends the tasks of the other nodes, which wait for this one."""
+    """Start nothing."""
     say(f"{folder.path.name}: {why}")
     return ok
 
 
 def train(training: Training, job: Job) -> Outcome:
-    """See a described attempt to its end on the head node."""
+    """See a described attempt to its end."""
     run, attempt = training.run, training.attempt
-
-    def until() -> float:
-        return job.until
-
-    try:
-        if run.nodes > 1:
-            interface = run.site.network_interface
-            meeting = host(attempt.path, job.start, nodes=run.nodes, interface=interface, until=until)
-            training = replace(training, rendezvous=meeting)
-    except Interrupted as interruption:
-        attempt.finish(*interrupted(attempt, training.processes, f"interrupted by {interruption}"))
-        raise
-    except OutOfTimeError:
-        return attempt.finish("timeout", "not all nodes had met when the time of the job was nearly up")
-    except (PatienceError, ConnectionError) as error:
-        reason = f"not all nodes have met: {of_nodes(error)}"
-        return attempt.finish(*interrupted(attempt, training.processes, reason))
-    except OSError as error:
-        return attempt.finish("error", f"the nodes can't meet: {error}")
-    except StorageError as error:
-        return attempt.finish("storage", str(error))
-    return supervise(training, begin=job.workers.start, until=until)
+    if run.nodes > 1:
+        try:
+            meeting = chosen(job.start, nodes=run.nodes, interface=run.site.network_interface)
+        except OSError as error:
+            return attempt.finish("error", f"the nodes can't meet: {error}")
+        training = replace(training, rendezvous=meeting)
+    return supervise(training, begin=job.workers.start, until=lambda: job.until)
 
 
-def _requeue(job: Job, folder: Path) -> None:
+def _requeue(job: Job) -> None:
     most = job.submission.launcher.attempts
     if job.restarts + 1 >= most:
         say(f"not queued again: started {job.restarts + 1} times, and launcher.attempts={most}")
@@ -297,56 +297,7 @@ def _requeue(job: Job, folder: Path) -> None:
     try:
         scheduler.tell(["scontrol", "requeue", job.task_id], patient=True)  # where it has heard, it ends the job anyway
     except ConfigError as error:
-        if not ask_outside(job.submission.site, folder, job.id):
-            say(f"could not be queued again ({error}): submitting the sweep again resumes it")
-
-
-def follow(folder: RunFolder, run: RunConfig, job: Job) -> bool:
-    """Start this node's processes of the attempt that node 0 leads, and end them with it."""
-    device_type = job.submission.device_type
-    if (refusal := too_small(run, device_type)) is not None:
-        raise ConfigError(refusal)  # and srun ends the other nodes' tasks
-    met = join(folder, job.start, node=job.node, nodes=run.nodes, interface=run.site.network_interface)
-    if met is None:
-        return _skip(folder, "node 0 has ended it", ok=True)
-    attempt, rendezvous = met
-    training = Training(folder, run, attempt, device_type, rendezvous)
-    # Only the head can tell a preemption, and queue the job again: its outcome, or Slurm's SIGKILL, is the end here.
-    left_to_head = noting([signal.SIGTERM], lambda _: None)
-    with left_to_head, processes.redacted_log(attempt.path / f"log-node{job.node}.txt") as log:
-        process = processes.start(training, log)
-        try:
-            # Also once its ranks have done their part: srun gives the head no more time than `END_TOGETHER` after that.
-            while attempt.outcome() is None and not process.poll():
-                heed()
-                time.sleep(POLL_S)
-        finally:
-            processes.end(process)
-    # Node 0 judges the failure by the ranks' files.
-    return True
-
-
-@contextmanager
-def telling_head(folder: RunFolder, job: Job) -> Iterator[None]:
-    """Leave what fails on another node as its first rank's error: the head, which srun then ends, can't know it."""
-    deadline = time.monotonic() + PATIENCE_S  # by then the head has begun an attempt, or will not
-    try:
-        yield
-    except (Exception, SystemExit) as error:
-        left_s = deadline - time.monotonic()
-        if job.node and (found := awaited(lambda: _described(folder, job), left_s)) is not None:
-            attempt, processes = found
-            rank = job.node * (processes // job.nodes)
-            with suppress(StorageError):
-                record_error(attempt, rank, error, where=f"on node {job.node}: ")
-        raise
-
-
-def _described(folder: RunFolder, job: Job) -> tuple[Attempt, int] | None:
-    """The attempt that the head has begun, and its number of processes, once there are files for their errors."""
-    attempt = begun(folder, job.start)
-    info = attempt.info() if attempt is not None else None
-    return (attempt, info.processes) if attempt is not None and info is not None else None
+        say(f"could not be queued again ({error}): submitting the sweep again resumes it")
 
 
 def leave_calls(path: Path, submission: Submission) -> None:
@@ -381,51 +332,21 @@ _PREEMPTED_AT = re.compile(r"\bPreemptTime=(\S+)")
 _ENDS_AT = re.compile(r"\bEndTime=(\d+-\d\d-\d\dT\d\d:\d\d:\d\d)\b")
 
 
-@contextmanager
-def heeding_preemption(job: str, *, save: Callable[[], object], preempted: Callable[[float], object]) -> Iterator[None]:
-    """Call `preempted` with what is left, s, at the SIGTERM with which a grace begins; any other is heeded as before.
-
-    `save` comes first: Slurm may take as long to answer as it leaves the job.
-    """
-    before = action_of(signal.SIGTERM)
-
-    def terminate(number: signal.Signals) -> None:
-        save()
-        if (ends_at := preempted_at(job)) is not None:
-            preempted(ends_at - time.time())
-        elif before is not None:
-            before(number)
-
-    with noting([signal.SIGTERM], terminate):
-        yield
-
-
 def preempted_at(job: str) -> float | None:
-    """When Slurm takes a running job's nodes, Unix time, s; None: it does not, or gave no answer within `ANSWER_S`."""
+    """When Slurm takes a running job's nodes, Unix time, s; None: it does not.
+
+    Raises `SchedulerError` where it gives no answer within `ANSWER_S`.
+    """
     deadline = time.monotonic() + ANSWER_S
     while (left_s := deadline - time.monotonic()) > 0:
         try:
             with _spared():
-                shown = scheduler.ask(["scontrol", "--oneliner", "show", "job", job], timeout_s=left_s)
-            ends_at = end_of_grace(shown)
-            return ends_at if ends_at is None else min(ends_at, _ended_by_srun())
+                return end_of_grace(scheduler.ask(["scontrol", "--oneliner", "show", "job", job], timeout_s=left_s))
         except NoSlurmError:
-            return None
+            raise
         except SchedulerError:
             time.sleep(_PAUSE_S)
-    return None
-
-
-def _ended_by_srun() -> float:
-    """When srun ends a step after a SIGTERM to all of its job's processes, itself among them, Unix time, s; infinite:
-    Slurm knows processes by cgroups, and tells the tasks alone, or did not say.
-    """
-    at = time.time()
-    with _spared(), suppress(SchedulerError, ValueError, KeyError):
-        settings = scheduler.configuration()
-        if "cgroup" not in settings.get("ProctrackType", "cgroup"):
-            return at + int(settings["KillWait"].split()[0])
-    return math.inf
+    raise SchedulerError(f"scontrol gave no answer within {ANSWER_S:g} s")
 
 
 @contextmanager

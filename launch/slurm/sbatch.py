@@ -36,8 +36,8 @@ Flags = dict[str, str | int | bool]
 """Options of sbatch and srun → their values; True: it has none."""
 
 
-END_TOGETHER = {"kill-on-bad-exit": 1, "wait": 60}
-"""Options of every srun: the first task that fails ends the others; once the first has ended, they get so many s."""
+END_TOGETHER = {"kill-on-bad-exit": 1, "wait": 0}
+"""Options of every step: a task that fails ends the others, and one that is done does not."""
 WARNING_OFF_BY_S = 60
 """Slurm looks at its jobs' times about once a minute (sbatch's manual, --signal)."""
 
@@ -152,11 +152,9 @@ class Job:
     minutes: int
     """Its time limit."""
     program: Sequence[str]
-    """A module of the suite and its arguments, which each of its nodes executes once."""
+    """A module of the suite and its arguments, which its first node executes, outside any container."""
     folder: Path
     """Where Slurm writes what it prints."""
-    folders: Sequence[Path]
-    """What it reads and writes, which a container has to see."""
     lines: Sequence[str] = ()
     """Shell lines of its own, after the site's."""
     goes_on: bool = False
@@ -201,29 +199,14 @@ class Job:
         each = -(-self.memory_asked_mib // self.shape.cpus_per_node)
         return {"mem-per-cpu": f"{each}M"} if self.site.memory_by == "cpu" else {"mem": f"{self.memory_asked_mib}M"}
 
-    def command(self) -> list[str]:
-        """What each node executes, in the site's container if it has one."""
-        container, program = self.site.container, ["-u", "-m", ENTRY, *self.program]
-        if container is None or in_pyxis(self.site):
-            return [container.python if container else sys.executable, *program]
-        binds = [word for mount in _mounts(self.site, self.folders) for word in ("--bind", mount)]
-        nvidia = ["--nv"] if self.shape.gpus_per_node else []
-        return [container.runtime, "exec", *nvidia, *binds, container.image, container.python, *program]
-
-    def srun(self) -> list[str]:
-        """The command that waits for the job and shows what it prints."""
-        # With Pyxis all of it is in the container, where the node's modules are not.
-        set_up = [] if in_pyxis(self.site) else site_lines(self.site)
-        script = "\n".join([*FIRST_LINES, *set_up, *self.lines, f"exec {shlex.join(self.command())}"])
-        # Else the first Ctrl-C only lets srun say how its job is.
-        own = ["--unbuffered", "--quit-on-interrupt", *as_words(self.flags), *self._step()]
-        return ["srun", *own, "bash", "-c", script]
+    def command(self) -> str:
+        """The last line of its batch script: the program takes the place of the shell, which hands no signal on."""
+        return f"exec {shlex.join([sys.executable, '-u', '-m', ENTRY, *self.program])}"
 
     def batch(self) -> dict[str, Any]:
         """The parameters of submitit's batch script. All values are those of checked fields."""
         named = ("job-name", "time", "nodes", "ntasks-per-node", "cpus-per-task")
         flags = self.flags
-        after = outside(self.site, self.folder)
         return {
             **{name.replace("-", "_"): flags.pop(name) for name in named},
             "wckey": None,  # else submitit sets one
@@ -231,10 +214,8 @@ class Job:
             "array_parallelism": self.launcher.array_parallelism,
             "stderr_to_stdout": True,
             "setup": [*FIRST_LINES, *(self._end if self.goes_on else []), *site_lines(self.site), *self.lines],
-            # Since 22.05 srun doesn't take the number of cores from the job by itself.
-            "srun_args": [f"--cpus-per-task={self.shape.cpus_per_node}", *self._step()],
+            "use_srun": False,
             "additional_parameters": {**flags, **(self._warned if self.goes_on else {})},
-            **({"teardown": after} if after else {}),
         }
 
     def script(self, count: int = 1, *, further: Mapping[str, Any] | None = None) -> str:
@@ -243,27 +224,46 @@ class Job:
 
         several = count if count > 1 else None
         parameters = self.batch() | dict(further or {})
-        text = str(_make_sbatch_string(shlex.join(self.command()), self.folder, map_count=several, **parameters))
+        text = str(_make_sbatch_string(self.command(), self.folder, map_count=several, **parameters))
         # submitit always asks for a signal, which would end a program that doesn't expect it.
         return text if self.goes_on else re.sub(r"^#SBATCH --signal=.*\n", "", text, flags=re.MULTILINE)
 
     @property
     def _warned(self) -> Flags:
-        """Options of a job that goes on; submitit would take its signal from a variable of the user's."""
-        return {"requeue": True, "signal": f"USR2@{self.launcher.signal_delay_s}"}
+        """Options of a job that goes on: submitit's signal would go to its steps alone, not to the batch script."""
+        return {"requeue": True, "signal": f"B:USR2@{self.launcher.signal_delay_s}"}
 
     @property
     def _end(self) -> list[str]:
         """Tells a run when its job ends, before set-up lines take a part of the time; Slurm 22.05 does not."""
         return [f'export {ENDS_AT}="${{{ENDS_AT}:-$(($(date +%s) + {60 * self.minutes}))}}"']
 
-    def _step(self) -> list[str]:
-        """Options of every srun but those that its job has."""
-        pyxis: list[str] = []
-        if self.site.container is not None and in_pyxis(self.site):
-            mounts = ",".join(_mounts(self.site, self.folders))
-            pyxis = [f"--container-image={self.site.container.image}", f"--container-mounts={mounts}"]
-        return [*as_words(END_TOGETHER), *pyxis]
+
+def step_command(shape: Shape, site: Site, folders: Sequence[Path], program: Sequence[str]) -> list[str]:
+    """What a job executes to have a module of the suite run, with arguments, once on each node of a shape.
+
+    In the site's container, if it has one, which then sees these folders.
+    """
+    flags: Flags = {
+        "nodes": shape.nodes,
+        "ntasks": shape.nodes,
+        "ntasks-per-node": 1,
+        # Since 22.05 srun doesn't take the number of cores from the job by itself.
+        "cpus-per-task": shape.cpus_per_node,
+        "cpu-bind": "none",
+        **END_TOGETHER,
+        **({"label": True} if shape.nodes > 1 else {}),
+    }
+    before: list[str] = []
+    container = site.container
+    if container is not None and in_pyxis(site):
+        flags |= {"container-image": container.image, "container-mounts": ",".join(_mounts(site, folders))}
+    elif container is not None:
+        binds = [word for mount in _mounts(site, folders) for word in ("--bind", mount)]
+        nvidia = ["--nv"] if shape.gpus_per_node else []
+        before = [container.runtime, "exec", *nvidia, *binds, container.image]
+    python = container.python if container is not None else sys.executable
+    return ["srun", *as_words(flags), *before, python, "-u", "-m", ENTRY, *program]
 
 
 def job_of_runs(submission: Submission, shape: Shape, folder: Path) -> Job:
@@ -277,7 +277,6 @@ def job_of_runs(submission: Submission, shape: Shape, folder: Path) -> Job:
         minutes=submission.launcher.time_limit_min,
         program=["launch.slurm.start", str(folder)],
         folder=folder,
-        folders=needed_folders(submission.site, folder.parents[1], submission.plugin),
         goes_on=True,
     )
 
@@ -360,26 +359,6 @@ def needed_folders(site: Site, results: Path, plugin: Sequence[str]) -> list[Pat
     """What a job reads and writes: its sweep's folder, or that of the results; the data; a user's package."""
     data = site.data_folder.absolute()
     return [results.absolute(), *([data] if data.is_dir() else []), *map(Path, plugin[1:])]
-
-
-def outside(site: Site, folder: Path) -> list[str]:
-    """Lines of the batch script after its program: no scontrol is in a container, so the job is queued again here."""
-    if site.container is None:
-        return []
-    marker = f"{shlex.quote(str(folder))}/requeue-$SLURM_JOB_ID"
-    task_id = '"${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_}${SLURM_ARRAY_TASK_ID:-$SLURM_JOB_ID}"'  # as `Job.task_id`
-    return [
-        "code=$?",
-        f"if [ -e {marker} ]; then rm {marker}; scontrol requeue {task_id}; fi",
-        'exit "$code"',
-    ]
-
-
-def ask_outside(site: Site, folder: Path, job: str) -> bool:
-    """Ask the batch script for what `outside` does; false without a container, whose script would not."""
-    if site.container is not None:
-        (folder / f"requeue-{job}").touch()
-    return site.container is not None
 
 
 def check_container(run: RunConfig) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -21,13 +20,15 @@ from typing import TYPE_CHECKING
 from parallelbench.errors import ConfigError, count_of, one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
 
 TIMEOUT_S = 30.0
 """How long any command of Slurm's may take, but for those that wait for a job of their own."""
-ENDING_S = 10.0
-"""How long srun may take to end its job."""
+_LOOK_S = 1.0
+"""Between two looks at a job that a command waits for."""
+_NOT_OVER = {"PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "COMPLETING", "REQUEUED", "STAGE_OUT", "SIGNALING"}
 PAUSES_S = (0.5, 1.0, 2.0, 4.0)
 """Before the second, third … try of a patient query. Slurm's commands also wait for seconds by themselves."""
 _GOING_ON = {"PENDING", "RUNNING", "REQUEUED", "RESIZING", "SUSPENDED"}
@@ -199,34 +200,39 @@ def tell(command: Sequence[str], *, patient: bool = False, script: str = "") -> 
     return ask(command, patient=True, script=script) if patient else _run(command, script=script)
 
 
-def wait_for(command: Sequence[str], *, job: str, shown: bool = False) -> subprocess.CompletedProcess[str]:
-    """Run an srun to its end, and that of its job; `shown`: what it prints is not kept, but printed.
+def run_to_its_end(script: str, *, job: str, output: Path, show: Callable[[str], object]) -> int:
+    """Submit a batch script and wait for the end of its job; returns its exit code.
 
-    The job, the only one of its name `job`, does not outlive this call: where that is interrupted, e.g. by Ctrl-C, srun
-    gets the time to end it. An srun that is killed leaves a job that waits in the queue.
+    `show` gets what the job writes to the file `output`. The job, the only one of its name `job`, does not outlive this
+    call: where that is interrupted, e.g. by Ctrl-C, it is cancelled.
     """
-    pipe = None if shown else subprocess.PIPE
-    srun: subprocess.Popen[bytes] | None = None  # an interrupt may come while it is started
+    shown = 0
     try:
-        srun = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, env=_own_environment())
-        output, errors = srun.communicate()
-    except FileNotFoundError:
-        raise no_program(command[0]) from None
+        answer = tell(["sbatch", "--parsable"], script=script)
+        number = (re.findall(r"^(\d+)(?:;.*)?$", answer, re.MULTILINE) or [""])[-1]
+        while True:
+            ended = _ended_with(number)
+            with suppress(OSError), output.open("rb") as file:
+                file.seek(shown)
+                text = file.read()
+                shown += len(text)
+                show(text.decode(errors="replace"))
+            if ended is not None:
+                return ended
+            time.sleep(_LOOK_S)
     except BaseException:
-        try:
-            if srun is not None:
-                srun.send_signal(signal.SIGINT)  # which a terminal has told it already, but no kill of this process
-                srun.communicate(timeout=ENDING_S)
-        except subprocess.TimeoutExpired:
-            pass
-        finally:
-            if srun is not None:
-                with srun:
-                    srun.kill()
-            with suppress(SchedulerError):
-                _run(["scancel", f"--name={job}"])
+        with suppress(SchedulerError):
+            _run(["scancel", f"--name={job}"])
         raise
-    return subprocess.CompletedProcess(list(command), srun.returncode, _text(output), _text(errors))
+
+
+def _ended_with(job: str) -> int | None:
+    """The exit code of a job, 1 where a signal or Slurm has ended it; None while it waits or runs."""
+    said = ask(["scontrol", "--oneliner", "show", "job", job], patient=True)
+    state, code = re.search(r"\bJobState=(\S+)", said), re.search(r"\bExitCode=(\d+):(\d+)", said)
+    if state is None or state[1] in _NOT_OVER:
+        return None
+    return int(code[1]) if state[1] in ("COMPLETED", "FAILED") and code is not None and code[2] == "0" else 1
 
 
 def no_program(name: str) -> NoSlurmError:

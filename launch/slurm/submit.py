@@ -244,7 +244,7 @@ def _executor(asked: Job) -> Any:
 
         @property
         def _submitit_command_str(self) -> str:
-            return shlex.join(asked.command())
+            return asked.command()
 
     executor = Executor(folder=asked.folder, max_num_timeout=asked.launcher.attempts)
     executor.update_parameters(**asked.batch())

@@ -24,7 +24,7 @@ from parallelbench.results.folder import RunFolder
 from parallelbench.results.journal import read_tables
 from parallelbench.training.checks.parity import DIFFERENCES, checks_parity
 from parallelbench.training.failure import RankError
-from parallelbench.training.warm import MESSAGE_BYTES, ForkRequest
+from parallelbench.training.warm import MESSAGE_BYTES, ForkRequest, WarmDoor
 from parallelbench.world.world import SHARING
 
 if TYPE_CHECKING:
@@ -135,12 +135,14 @@ class WarmProcesses:
 
 class _Warm:
     def __init__(self, variables: dict[str, str]) -> None:
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            command = [sys.executable, "-m", "parallelbench.training.warm", str(theirs.fileno()), *_LATE]
+        with WarmDoor() as door:
             self._process = subprocess.Popen(
-                command, env=variables, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True
+                [sys.executable, *door.arguments(*_LATE)],
+                env=variables,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
             )
+            self._socket = door.opened(lambda: not self.has_ended())
 
     def run(self, request: ForkRequest, log: Path, is_over: Callable[[], bool]) -> int | None:
         try:

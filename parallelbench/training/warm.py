@@ -1,10 +1,11 @@
 """Forks the ranks of runs, one run after the other, from a process with all imports done:
-`python -m parallelbench.training.warm FD [MODULE …]`, which also imports these modules.
+`python -m parallelbench.training.warm DOOR [MODULE …]`, which also imports these modules.
 
 A fork copies one thread only, so this process never computes: no thread pool, no autograd engine, no CUDA. Each rank
-begins as a cold one is after its imports, and does the same from there. The supervisor sends one `ForkRequest` per run,
-with the descriptor of its log, through the socket FD. The answers are the process id of the run's leader (or the reason
-why nothing was forked, as text), and, once the run is over, its exit code. Closing the socket ends this process.
+begins as a cold one is after its imports, and does the same from there. Through the socket that it opens at the
+supervisor's `WarmDoor`, it gets one `ForkRequest` per run, with the descriptor of its log. The answers are the process
+id of the run's leader (or the reason why nothing was forked, as text), and, once the run is over, its exit code.
+Closing the socket ends this process.
 """
 
 from __future__ import annotations
@@ -14,8 +15,11 @@ import ctypes
 import gc
 import importlib
 import os
+import secrets
+import select
 import signal
 import socket
+import struct
 import sys
 import time
 import traceback
@@ -41,6 +45,9 @@ _PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 _PAGES = Path("/proc/self/pagemap")
 _PRESENT = 63
 """The bit of a page that is there (proc_pid_pagemap(5))."""
+_DOOR_POLL_S = 0.2
+_CREDENTIALS = struct.calcsize("3i")
+"""Bytes of a peer's process id, user id and group id (unix(7))."""
 _TOGETHER_S = 0.1
 """Ranks that fail within this time of the first one can still report it, as under torchrun."""
 
@@ -65,9 +72,47 @@ class ForkRequest(msgspec.Struct, frozen=True, kw_only=True):
     """None: all ranks are forked here."""
 
 
-def main(descriptor: int, further: Sequence[str] = ()) -> int:
+class WarmDoor:
+    """Where a warm process of this machine and user reports, also from a container or a job step, which inherit no
+    descriptors: at a name that the kernel keeps. A context, to be left once it is there.
+    """
+
+    def __init__(self) -> None:
+        self._name = f"parallelbench-warm-{secrets.token_hex(8)}"
+        self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listening.bind(f"\0{self._name}")
+        self._listening.listen(1)
+
+    def __enter__(self) -> WarmDoor:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listening.close()
+
+    def arguments(self, *modules: str) -> list[str]:
+        """What Python starts the process with."""
+        return ["-m", "parallelbench.training.warm", self._name, *modules]
+
+    def opened(self, begins: Callable[[], bool]) -> socket.socket:
+        """Its socket; one that is closed at the other end, where it ends first: `begins`, asked again and again."""
+        while begins():
+            if not select.select([self._listening], [], [], _DOOR_POLL_S)[0]:
+                continue
+            opened, _ = self._listening.accept()
+            *_, user, _ = struct.unpack("3i", opened.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS))
+            if user == os.getuid():
+                return opened
+            opened.close()
+        mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        theirs.close()
+        return mine
+
+
+def main(door: str, further: Sequence[str] = ()) -> int:
     """Serve one request after the other until the socket is closed; `further`: modules for who measures no memory."""
     die_with_parent()
+    supervisor = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    supervisor.connect(f"\0{door}")
     os.environ[FORKED] = "1"  # of the forks, that is
     for module in (PRELOADED, *further):
         importlib.import_module(module)
@@ -75,7 +120,7 @@ def main(descriptor: int, further: Sequence[str] = ()) -> int:
     gc.collect()
     gc.freeze()
     libraries = resident() if _PAGES.exists() or not further else []
-    with socket.socket(fileno=descriptor) as supervisor:
+    with supervisor:
         while (received := socket.recv_fds(supervisor, MESSAGE_BYTES, 1))[0]:
             content, (log,), *_ = received
             _serve(msgspec.json.decode(content, type=ForkRequest), log, supervisor, libraries)
@@ -242,4 +287,4 @@ def _failure(rank: int, status: int) -> dict[int, int]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), sys.argv[2:]))
+    sys.exit(main(sys.argv[1], sys.argv[2:]))

@@ -1,0 +1,169 @@
+"""A step of a job: one task on each node of a run, which starts that node's share of its processes.
+
+srun is the remote shell. The supervisor, which is the job's batch script, starts and ends steps (`Allocation`). On each
+node a step is `python -m parallelbench.entry launch.slurm.step ranks FOLDER ATTEMPT [PLUGIN FOLDER]`, in the site's
+container, or `… launch.slurm.step python ARGUMENT …` for another program on the first node.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from launch.attempt.processes import Here, Spawned, Training
+from launch.attempt.supervisor import too_small
+from launch.slurm.rendezvous import for_step, in_step
+from launch.slurm.sbatch import needed_folders, shape_of, step_command
+from parallelbench.config.plugin import plugin_of
+from parallelbench.errors import ConfigError, StorageError, one_line
+from parallelbench.processes import die_with_parent
+from parallelbench.results.attempt import Attempt
+from parallelbench.results.exits import Exits, exits_file, write_exits
+from parallelbench.results.folder import RunFolder
+from parallelbench.training.failure import record
+from parallelbench.world.affinity import own_cores
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from launch.attempt.processes import Process
+    from parallelbench.results.attempt import AttemptInfo
+
+
+TOLD = signal.SIGUSR1
+"""What the supervisor gets when the first node's task gets SIGTERM, by which Slurm begins a preemption's grace."""
+ENDING_S = 10.0
+"""How long srun may take to end a step: it does so at SIGTERM."""
+SEEN_S = 90.0
+"""How long a node waits for an attempt's files, which a file server may show a minute late."""
+_POLL_S = 0.2
+_SUPERVISOR, _CORES = "PARALLELBENCH_SUPERVISOR", "PARALLELBENCH_JOB_CORES"
+"""Variables of a step: the supervisor's process id; the cores of the first node that the job may use."""
+
+
+# --- the supervisor's side
+
+
+class Allocation:
+    """The nodes of the job that this process is the batch script of."""
+
+    def start(self, training: Training, log: Any) -> Process:
+        """Start a run's processes on all of its nodes, which meet at `training.rendezvous`."""
+        own = {} if training.rendezvous is None else for_step(training.rendezvous)
+        return self._step(training, ["ranks", *training.arguments], {**os.environ, **own}, log)
+
+    def spawn(self, training: Training, arguments: Sequence[str], variables: Mapping[str, str]) -> Process:
+        """Start Python on the first node, with what is a run's there."""
+        return self._step(training, ["python", *arguments], variables, None)
+
+    def _step(self, training: Training, words: Sequence[str], variables: Mapping[str, str], log: Any) -> Step:
+        run = training.run
+        folders = needed_folders(run.site, training.folder.path.parent, plugin_of(run))
+        command = step_command(shape_of(run, training.device_type), run.site, folders, ["launch.slurm.step", *words])
+        cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+        return Step(command, {**variables, _SUPERVISOR: str(os.getpid()), _CORES: cores}, log)
+
+
+class Step(subprocess.Popen[bytes]):
+    """srun, whose end is that of its tasks."""
+
+    def __init__(self, command: Sequence[str], variables: Mapping[str, str], log: Any) -> None:
+        super().__init__(
+            command,
+            env=dict(variables),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=None if log is None else subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=die_with_parent,
+        )
+
+    def end(self) -> None:
+        """End the tasks and all that they started."""
+        if self.poll() is None:
+            self.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                self.wait(timeout=ENDING_S)
+        self.kill()
+        self.wait()
+
+
+# --- each node's side
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Start this node's share, and wait for its end; returns its exit code."""
+    kind, *words = arguments
+    node = int(os.environ["SLURM_NODEID"])
+    supervisor = int(os.environ.pop(_SUPERVISOR))
+    cores = {int(core) for core in os.environ.pop(_CORES).split(",")}
+    _pass_on(node, supervisor)
+    if node == 0:
+        with suppress(OSError):  # where Slurm binds steps to fewer cores than jobs
+            os.sched_setaffinity(0, cores)
+    if kind == "python":
+        return _code(Spawned([sys.executable, *words], os.environ).wait())
+    return _ranks(node, words)
+
+
+def _pass_on(node: int, supervisor: int) -> None:
+    """Tell the supervisor, which is on the first node, of each SIGTERM; this process ends with what it has started."""
+
+    def told(*_: object) -> None:
+        if node == 0:
+            with suppress(ProcessLookupError):
+                os.kill(supervisor, TOLD)
+
+    signal.signal(signal.SIGTERM, told)
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # Slurm's warning, which is for the supervisor
+
+
+def _ranks(node: int, words: Sequence[str]) -> int:
+    folder, attempt = RunFolder(Path(words[0])), Attempt(Path(words[0]) / "attempts" / words[1])
+    sys.path.extend(words[3:])
+    first_rank = 0
+    try:
+        info = _seen(attempt)
+        run = attempt.config(words[2] if len(words) > 2 else None)
+        first_rank = node * (info.processes // run.nodes)
+        with ExitStack() as held:
+            if node > 0:
+                held.enter_context(own_cores(info.device_type))
+                if (refusal := too_small(run, info.device_type)) is not None:
+                    raise ConfigError(refusal)
+            meeting = in_step(run.site.network_interface) if run.nodes > 1 else None
+            code = Here().start(Training(folder, run, attempt, info.device_type, meeting), None).wait()
+    except (Exception, SystemExit) as error:
+        with suppress(StorageError):
+            record(attempt, first_rank, error, where=f"on node {node}: ")
+        print(f"parallelbench: node {node}: {one_line(str(error))}", flush=True)
+        return 1
+    if code < 0 and info.processes == 1:  # srun tells of no signal
+        write_exits(exits_file(attempt.path, node), Exits(codes={0: code}))
+    return _code(code)
+
+
+def _seen(attempt: Attempt) -> AttemptInfo:
+    """How the supervisor described the attempt; raises `StorageError` where this node does not see it in time."""
+    deadline = time.monotonic() + SEEN_S
+    while (info := attempt.info()) is None:
+        if time.monotonic() > deadline:
+            raise StorageError(f"{attempt.path} was not there within {SEEN_S:g} s: do all nodes see that folder?")
+        time.sleep(_POLL_S)
+    return info
+
+
+def _code(code: int) -> int:
+    """An exit code as a shell has it: a signal has none of its own."""
+    return code if code >= 0 else 128 - code
+
+
+if __name__ == "__main__":
+    die_with_parent()
+    sys.exit(main(sys.argv[1:]))
