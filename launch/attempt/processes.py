@@ -388,7 +388,11 @@ class _Parent:
         self.repeat = training.run.repeat
         with WarmDoor() as door:
             self.process = place.spawn(training, door.arguments(), variables)
-            self._socket = door.opened(self._begins)
+            try:
+                self._socket = door.opened(self._begins)
+            except BaseException:  # a signal
+                self.process.end()
+                raise
 
     def _begins(self) -> bool:
         heed()

@@ -183,8 +183,7 @@ def _waited_for(job: Job, *, show: Callable[[str], object]) -> int:
         print(f"note: {note}", file=sys.stderr)
     nodes = count_of(job.shape.nodes, "node")
     print(f"waiting for {nodes} of the cluster; Ctrl-C gives up", file=sys.stderr, flush=True)
-    output = job.folder / "output.txt"
-    return scheduler.run_to_its_end(job.script(further={"output": str(output)}), job=job.name, output=output, show=show)
+    return scheduler.run_to_its_end(job.script(), job=job.name, folder=job.folder, show=show)
 
 
 def calibrate(prepared: Prepared, path: Path) -> None:

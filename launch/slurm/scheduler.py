@@ -200,10 +200,10 @@ def tell(command: Sequence[str], *, patient: bool = False, script: str = "") -> 
     return ask(command, patient=True, script=script) if patient else _run(command, script=script)
 
 
-def run_to_its_end(script: str, *, job: str, output: Path, show: Callable[[str], object]) -> int:
+def run_to_its_end(script: str, *, job: str, folder: Path, show: Callable[[str], object]) -> int:
     """Submit a batch script and wait for the end of its job; returns its exit code.
 
-    `show` gets what the job writes to the file `output`. The job, the only one of its name `job`, does not outlive this
+    `show` gets what the job prints, which submitit has Slurm write to a file in `folder`. The job, the only one of its name `job`, does not outlive this
     call: where that is interrupted, e.g. by Ctrl-C, it is cancelled.
     """
     shown = 0
@@ -212,7 +212,7 @@ def run_to_its_end(script: str, *, job: str, output: Path, show: Callable[[str],
         number = (re.findall(r"^(\d+)(?:;.*)?$", answer, re.MULTILINE) or [""])[-1]
         while True:
             ended = _ended_with(number)
-            with suppress(OSError), output.open("rb") as file:
+            with suppress(OSError), (folder / f"{number}_0_log.out").open("rb") as file:
                 file.seek(shown)
                 text = file.read()
                 shown += len(text)

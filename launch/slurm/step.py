@@ -7,6 +7,7 @@ container, or `… launch.slurm.step python ARGUMENT …` for another program on
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -23,7 +24,7 @@ from launch.slurm.sbatch import needed_folders, shape_of, step_command
 from parallelbench.config.plugin import plugin_of
 from parallelbench.errors import ConfigError, StorageError, one_line
 from parallelbench.processes import die_with_parent
-from parallelbench.results.attempt import Attempt
+from parallelbench.results.attempt import HEARTBEAT_S, Attempt
 from parallelbench.results.exits import Exits, exits_file, write_exits
 from parallelbench.results.folder import RunFolder
 from parallelbench.training.failure import record
@@ -40,6 +41,8 @@ TOLD = signal.SIGUSR1
 """What the supervisor gets when the first node's task gets SIGTERM, by which Slurm begins a preemption's grace."""
 ENDING_S = 10.0
 """How long srun may take to end a step: it does so at SIGTERM."""
+LINGER_S = 60.0
+"""How long the other nodes of a run may go on once one has failed: those that still can record how they ended."""
 SEEN_S = 90.0
 """How long a node waits for an attempt's files, which a file server may show a minute late."""
 _POLL_S = 0.2
@@ -67,13 +70,17 @@ class Allocation:
         folders = needed_folders(run.site, training.folder.path.parent, plugin_of(run))
         command = step_command(shape_of(run, training.device_type), run.site, folders, ["launch.slurm.step", *words])
         cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
-        return Step(command, {**variables, _SUPERVISOR: str(os.getpid()), _CORES: cores}, log)
+        variables = {**variables, _SUPERVISOR: str(os.getpid()), _CORES: cores}
+        return Step(command, variables, log, [exits_file(training.attempt.path, node) for node in range(run.nodes)])
 
 
 class Step(subprocess.Popen[bytes]):
-    """srun, whose end is that of its tasks."""
+    """srun, whose end is that of its tasks. `exits`: what its nodes leave that fail."""
 
-    def __init__(self, command: Sequence[str], variables: Mapping[str, str], log: Any) -> None:
+    def __init__(
+        self, command: Sequence[str], variables: Mapping[str, str], log: Any, exits: Sequence[Path] = ()
+    ) -> None:
+        self._exits, self._looks_at, self._ends_at = exits, 0.0, math.inf
         super().__init__(
             command,
             env=dict(variables),
@@ -84,14 +91,27 @@ class Step(subprocess.Popen[bytes]):
             preexec_fn=die_with_parent,
         )
 
+    def poll(self) -> int | None:
+        """As ever; but a step of which a node has failed is ended, in which srun waits for tasks of a lost node."""
+        now = time.monotonic()
+        if self.returncode is None and now > self._looks_at:
+            self._looks_at = now + HEARTBEAT_S
+            if self._ends_at == math.inf and any(path.exists() for path in self._exits):
+                self._ends_at = now + LINGER_S
+        if now > self._ends_at and super().poll() is None:
+            self._ends_at = math.inf
+            self.end()
+        return super().poll()
+
     def end(self) -> None:
         """End the tasks and all that they started."""
-        if self.poll() is None:
+        if super().poll() is None:
             self.terminate()
             with suppress(subprocess.TimeoutExpired):
                 self.wait(timeout=ENDING_S)
-        self.kill()
-        self.wait()
+        if super().poll() is None:
+            self.kill()
+            self.wait()
 
 
 # --- each node's side
@@ -142,10 +162,12 @@ def _ranks(node: int, words: Sequence[str]) -> int:
     except (Exception, SystemExit) as error:
         with suppress(StorageError):
             record(attempt, first_rank, error, where=f"on node {node}: ")
+            write_exits(exits_file(attempt.path, node), Exits())
         print(f"parallelbench: node {node}: {one_line(str(error))}", flush=True)
         return 1
-    if code < 0 and info.processes == 1:  # srun tells of no signal
-        write_exits(exits_file(attempt.path, node), Exits(codes={0: code}))
+    exits = exits_file(attempt.path, node)
+    if code and not exits.exists():  # srun tells of no signal
+        write_exits(exits, Exits(codes={0: code} if code < 0 and info.processes == 1 else {}))
     return _code(code)
 
 

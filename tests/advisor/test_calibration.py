@@ -22,7 +22,7 @@ from analysis.advisor.rows import capacity_bytes
 from analysis.advisor.step import links_of
 from launch.attempt.processes import calibration_arguments
 from launch.launcher import Prepared, launcher_of
-from launch.slurm import errands
+from launch.slurm import errands, rendezvous
 from launch.sweep import one_run
 from parallelbench.cli import main
 from parallelbench.config.build import to_mapping
@@ -30,6 +30,7 @@ from parallelbench.config.identity import canonical_json
 from parallelbench.errors import ConfigError
 from parallelbench.results.calibration import BACKWARD, CALIBRATION, read_calibration, write_calibration
 from parallelbench.world.world import World
+from tests.launch.fake_slurm import of_sbatch
 
 KINDS = (
     *("image_convolution", "convolution", "grouped", "attention"),
@@ -267,9 +268,9 @@ def test_a_job_asks_for_all_devices_of_its_nodes(tmp_path: Path) -> None:
     words = ["launcher=slurm", "site=vtrain", "nodes=2", "devices=16", "strategy=ddp", f"results={tmp_path}"]
     planned = one_run(words)
     prepared = launcher_of(planned.run).prepare(planned)
-    command = errands.calibration_job(prepared, tmp_path, tmp_path / "table.parquet").srun()
-    assert {"--nodes=2", "--ntasks-per-node=1", "--gpus-per-node=a100:8", "--time=15"} <= set(command)
-    assert "launch.slurm.errands calibration-on-node" in command[-1]
+    script = errands.calibration_job(prepared, tmp_path, tmp_path / "table.parquet").script()
+    assert {"--nodes=2", "--ntasks-per-node=1", "--gpus-per-node=a100:8", "--time=15"} <= set(of_sbatch(script))
+    assert "launch.slurm.errands calibration-on-node" in script.strip().splitlines()[-1]
 
 
 @pytest.mark.exhaustive
@@ -329,10 +330,11 @@ def test_two_nodes_meet_and_measure_the_network(tmp_path: Path) -> None:
     prepared, table = launcher_of(planned.run).prepare(planned), tmp_path / "table.parquet"
     own = ["calibration-on-node", str(tmp_path), "lo", *calibration_arguments(prepared, table)]
     program = ["-m", "launch.slurm.errands", *own]
+    meeting = rendezvous.for_step(rendezvous.chosen("7.0", nodes=2, interface="lo"))
     nodes = [
         subprocess.Popen(
             [sys.executable, *program],
-            env=os.environ | {"SLURM_PROCID": str(node), "SLURM_NTASKS": "2", "SLURM_JOB_ID": "7.0"},
+            env=os.environ | meeting | {"SLURM_PROCID": str(node), "SLURM_NTASKS": "2", "SLURM_JOB_ID": "7.0"},
         )
         for node in (0, 1)
     ]

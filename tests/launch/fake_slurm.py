@@ -22,8 +22,6 @@ from parallelbench.results.folder import State
 
 SINFO = "normal|normal*|up|infinite|2|8|11000|gpu:a100:4|(null)|0/2/0/2|idle\n"
 """What `sinfo` says of a partition of two nodes with four GPUs each."""
-SRUN = 'while [[ $1 == --output ]] && shift 2 || [[ $1 == -* ]] && shift; do :; done; exec "$@"'
-"""An srun that drops its flags."""
 ON_SITE = ["launcher=slurm", "site=local_cluster"]
 MISSING, DONE = State("missing"), State("done", Outcome(outcome="ok", reason="trained", finished_at=2.0), 1)
 

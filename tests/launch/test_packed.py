@@ -280,15 +280,15 @@ def test_each_repeat_has_a_warm_process_of_its_own_and_a_run_that_can_not_be_for
     """Forks of one share its addresses, which make a process faster or slower for its whole life."""
     events: list[str] = []
 
-    def begin(parent: Any, _: object, *, repeat: int) -> None:
-        parent.repeat = repeat
-        events.append(f"begin {repeat}")
+    def begin(parent: Any, _: object, training: Training, *__: object) -> None:
+        parent.repeat = training.run.repeat
+        events.append(f"begin {parent.repeat}")
 
     monkeypatch.setattr(_Parent, "__init__", begin)
     monkeypatch.setattr(_Parent, "alive", lambda _: True)
     monkeypatch.setattr(_Parent, "start", lambda *_: "it has threads")
     monkeypatch.setattr(_Parent, "close", lambda parent: events.append(f"end {parent.repeat}"))
-    monkeypatch.setattr(processes, "start", lambda *_, **__: "cold")
+    monkeypatch.setattr(processes.Here, "start", lambda *_, **__: "cold")
     attempt: Any = SimpleNamespace(number=1, log=tmp_path / "log.txt")
     with WarmWorkers() as workers:
         for repeat in (0, 0, 1, 1):

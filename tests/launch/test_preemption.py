@@ -13,9 +13,9 @@ from launch.attempt.processes import GRACE_S
 from launch.attempt.signals import heed
 from launch.attempt.supervisor import Interrupted, stoppable
 from launch.slurm import job
-from launch.slurm.job import ANSWER_S, end_of_grace, heeding_preemption
+from launch.slurm.job import ANSWER_S, end_of_grace
 from tests.faults import fault
-from tests.launch.fake_slurm import programs
+from tests.launch.fake_slurm import programs, submission
 
 IN_GRACE = "JobId=7 JobState=RUNNING EndTime=2026-11-23T12:28:05 PreemptTime=2026-11-23T12:26:05 Reason=None"
 
@@ -24,11 +24,9 @@ def terminated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> 
     """Get a SIGTERM where `scontrol` is this script; returns what became of the job."""
     programs(tmp_path, monkeypatch, scontrol=script)
     told: list[str] = []
-
-    def preempted(left_s: float) -> None:
-        told.append("preempted")
-
-    with stoppable(), heeding_preemption("7", save=lambda: told.append("saves"), preempted=preempted):
+    monkeypatch.setattr(job.Job, "save", lambda _: told.append("saves"))
+    monkeypatch.setattr(job.Job, "preempt", lambda *_: told.append("preempted"))
+    with stoppable(), job.handling_signals(job.Job(submission(), id="7")):
         os.kill(os.getpid(), signal.SIGTERM)
         assert told == [], "a handler asks nobody"
         heed()
@@ -39,22 +37,6 @@ def terminated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> 
 def test_a_grace_is_no_end(state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = IN_GRACE.replace("RUNNING", state)
     assert terminated(tmp_path, monkeypatch, f"echo '{answer}'") == ["saves", "preempted"]
-
-
-@pytest.mark.parametrize(
-    ("settings", "most_s"), [("ProctrackType = proctrack/cgroup", 500), ("ProctrackType = proctrack/pgid", 30)]
-)
-def test_without_cgroups_srun_ends_the_grace(
-    settings: str, most_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It gets the same SIGTERM, and then leaves its step no more than KillWait."""
-    ends = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + 500))
-    answer = IN_GRACE.replace("2026-11-23T12:28:05", ends)
-    script = f"[[ $2 == config ]] && printf 'KillWait = 30 sec\\n{settings}\\n' || echo '{answer}'"
-    programs(tmp_path, monkeypatch, scontrol=script)
-    ends_at = job.preempted_at("7")
-    assert ends_at is not None
-    assert most_s - 20 < ends_at - time.time() <= most_s
 
 
 def test_slurm_says_when_a_grace_ends() -> None:

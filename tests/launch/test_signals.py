@@ -11,6 +11,7 @@ import textwrap
 import threading
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,13 +19,12 @@ from rich.console import Console
 
 from launch import local
 from launch.attempt import supervisor
-from launch.attempt.processes import Training, _Parent, before_the_program, end
+from launch.attempt.processes import Here, Spawned, Training, _Parent, before_the_program
 from launch.attempt.signals import heed, rest
 from launch.attempt.supervisor import Interrupted, carry_out, stoppable, supervise
 from launch.launcher import SubmitOptions
 from launch.sweep import expand, one_run
 from parallelbench.results.folder import RunFolder
-from parallelbench.training.warm import ForkRequest
 from tests.faults import fault
 from tests.helpers import TINY
 
@@ -166,14 +166,19 @@ def test_a_warm_process_that_still_imports_keeps_nobody_from_stopping(
     program.write_text("#!/bin/sh\nexec sleep 3600\n")
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
-    parent = _Parent({}, repeat=0)
-    try:
-        with stoppable():
-            os.kill(os.getpid(), signal.SIGINT)
-            with pytest.raises(Interrupted):
-                parent.start(ForkRequest(arguments=[], processes=1), sys.__stdout__)
-    finally:
-        parent.close()
+    started: list[Spawned] = []
+
+    class Noted(Here):
+        def spawn(self, *arguments: Any) -> Spawned:
+            started.append(super().spawn(*arguments))
+            return started[0]
+
+    training: Any = SimpleNamespace(run=SimpleNamespace(repeat=0))
+    with stoppable():
+        os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(Interrupted):
+            _Parent(Noted(), training, {})
+    assert started[0].poll() is not None, "it is ended"
 
 
 @pytest.mark.parametrize("in_job", [True, False])
@@ -204,7 +209,7 @@ def test_ranks_of_a_job_outlive_what_slurm_sends_to_all_its_processes(
             rank.stdin.write("\n")
             rank.stdin.flush()
             assert rank.stdout.readline() == "saved\n"
-        end(rank)  # type: ignore[arg-type]
+        Spawned.end(rank)  # type: ignore[arg-type]
         assert rank.returncode == (-signal.SIGKILL if in_job else -signal.SIGTERM)
 
 

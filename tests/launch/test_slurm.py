@@ -235,18 +235,42 @@ def test_a_jobs_environment_does_not_leak_into_the_next(monkeypatch: pytest.Monk
     assert os.environ["SLURM_JOB_ID"] == "leaked"
 
 
-def test_the_job_of_an_srun_that_does_not_end_is_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = tmp_path / "told"
-    interrupting = "trap '' INT; kill -INT $PPID; exec sleep 20"
-    programs(tmp_path, monkeypatch, srun=interrupting, scancel=f'echo "$@" >> {told}')
-    monkeypatch.setattr(scheduler, "ENDING_S", 0.1)
+def waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scontrol: str) -> tuple[int, str]:
+    """The exit code of a job that a command waits for, and what it showed, where `scontrol` is this script."""
+    output, told = tmp_path / "7_0_log.out", tmp_path / "told"
+    output.write_text("half a line")
+    programs(tmp_path, monkeypatch, sbatch="echo '7;cluster'", scontrol=scontrol, scancel=f'echo "$@" >> {told}')
+    monkeypatch.setattr(scheduler, "_LOOK_S", 0.01)
+    shown: list[str] = []
+    code = scheduler.run_to_its_end("", job="parallelbench-x-1", folder=tmp_path, show=shown.append)
+    return code, "".join(shown)
+
+
+@pytest.mark.parametrize(
+    ("ended", "code"),
+    [
+        *(("COMPLETED ExitCode=0:0", 0), ("FAILED ExitCode=3:0", 3)),
+        *(("NODE_FAIL ExitCode=0:0", 1), ("FAILED ExitCode=0:9", 1)),
+    ],
+)
+def test_a_job_that_is_waited_for_ends_with_its_exit_code(
+    ended: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = f"[ -e {tmp_path}/seen ] && echo JobState={ended} || echo JobState=RUNNING"
+    more = f"[ -e {tmp_path}/seen ] || echo ' more' >> {tmp_path}/7_0_log.out"
+    assert waited_for(tmp_path, monkeypatch, f"{seen}; {more}; touch {tmp_path}/seen") == (code, "half a line more\n")
+
+
+def test_a_job_that_is_waited_for_is_cancelled_with_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
-            scheduler.wait_for(["srun"], job="parallelbench-bandwidth-1")
+            waited_for(tmp_path, monkeypatch, "kill -INT $PPID; exec sleep 20")
     finally:
         signal.signal(signal.SIGINT, before)
-    assert told.read_text() == "--name=parallelbench-bandwidth-1\n"
+    assert (tmp_path / "told").read_text() == "--name=parallelbench-x-1\n"
 
 
 def test_the_file_system_of_a_folder_is_that_of_its_nearest_mount(small_disk: Path) -> None:

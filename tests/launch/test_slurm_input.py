@@ -69,11 +69,11 @@ def check(script: str, results: str) -> None:
             assert re.match(r"--[a-z-]+(=|\Z)", word), line
         else:
             words = shlex.split(line, comments=True)
-            assert not words or words[0] == "srun" or re.fullmatch(r"module load [\w./+-]+", line), line
+            assert not words or words[0] == "exec" or re.fullmatch(r"module load [\w./+-]+", line), line
     for path in re.findall(r"--output[= ](.*?)(?= --|$)", script, flags=re.MULTILINE):
         (word,) = shlex.split(path)
         assert word.startswith(f"{expanded(results, 'results').absolute()}/"), word
-        assert word.rpartition("/")[2] == "%j_0_log.out" or word.rpartition("/")[2] == "%j_%t_log.out"
+        assert word.rpartition("/")[2] == "%j_0_log.out"
         assert "%" not in word.rpartition("/")[0]
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import socket
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,11 +15,10 @@ import pytest
 from launch.attempt.processes import Rendezvous, environment
 from launch.slurm import errands, rendezvous, scheduler, start
 from launch.slurm.errands import gpu_check_job, main
-from launch.slurm.sbatch import FIND_MODULE, STOP_AT_FAILURE, Job, job_of_runs, shape_of
+from launch.slurm.sbatch import FIND_MODULE, STOP_AT_FAILURE, Job, shape_of
 from parallelbench.errors import ConfigError
-from tests.faults import fault
 from tests.helpers import configured
-from tests.launch.fake_slurm import FakeSlurm, submission
+from tests.launch.fake_slurm import FakeSlurm, of_sbatch
 
 
 def test_a_folder_that_is_looked_at_stays_the_one_that_is_read(tmp_path: Path) -> None:
@@ -46,7 +47,7 @@ def test_what_is_not_the_users_own_is_not_started(tmp_path: Path, capsys: pytest
 
 @pytest.mark.parametrize("route", ["10.1.2.3", "127.0.0.1", None])
 def test_nodes_do_not_meet_where_only_one_of_them_can_be_reached(
-    route: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    route: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Debian gives a host's own name an address that no other host can reach."""
     real = socket.socket
@@ -68,11 +69,8 @@ def test_nodes_do_not_meet_where_only_one_of_them_can_be_reached(
         assert rendezvous.address_of(None, nodes=2) == route
     else:
         with pytest.raises(OSError, match=r"other nodes can't reach: set site\.network_interface"):
-            rendezvous.host(tmp_path, "1.0", nodes=2)
-        assert not list(tmp_path.iterdir())
-    assert rendezvous.host(tmp_path, "1.0", nodes=1).host == "127.0.1.1"
-    (offer,) = tmp_path.iterdir()
-    assert offer.stat().st_mode & 0o777 == 0o600, "whoever knows the port and the id could join the ranks"
+            rendezvous.chosen("1.0", nodes=2, interface=None)
+    assert rendezvous.chosen("1.0", nodes=1, interface=None).host == "127.0.1.1"
     assert rendezvous.address_of("lo", nodes=2) == "127.0.0.1"
 
 
@@ -110,76 +108,29 @@ def test_gloo_is_told_an_interface_where_the_hosts_name_means_loopback(
     assert (found.get("GLOO_SOCKET_IFNAME"), found.get("NCCL_SOCKET_IFNAME")) == (told, site)
 
 
-def test_a_host_whose_name_has_no_address_says_what_to_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_whose_name_has_no_address_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown(name: str) -> str:
         raise socket.gaierror(f"{name}: Name or service not known")
 
     monkeypatch.setattr(socket, "gethostbyname", unknown)
     with pytest.raises(OSError, match=r"this host's name \(.+\) has no address: set site\.network_interface"):
-        rendezvous.host(tmp_path, "1.0", nodes=2)
-    assert not list(tmp_path.iterdir())
+        rendezvous.chosen("1.0", nodes=2, interface=None)
+
+
+def test_a_node_of_a_step_knows_what_the_first_one_chose(monkeypatch: pytest.MonkeyPatch) -> None:
+    meeting = rendezvous.chosen("7.1", nodes=2, interface="lo")
+    for name, value in {**rendezvous.for_step(meeting), "SLURM_PROCID": "1", "SLURM_NTASKS": "2"}.items():
+        monkeypatch.setenv(name, value)
+    assert rendezvous.in_step("lo") == replace(meeting, node=1)
+    assert "PARALLELBENCH_RENDEZVOUS" not in os.environ, "what ranks start does not inherit the secret"
 
 
 def test_a_job_that_is_no_runs_starts_like_any_job(tmp_path: Path) -> None:
     run = configured("launcher=slurm", "site=local_cluster", "nodes=2", "devices=2")
     site = msgspec.structs.replace(run.site, modules=["cuda/12.4"], setup=["source it"])
-    job = errands.errand(
-        msgspec.structs.replace(run, site=site), shape_of(run, "cpu"), tmp_path, "bandwidth", "cpu", minutes=1
-    )
-    *_, shell, option, script = job.srun()
-    assert (shell, option) == ("bash", "-c")
+    job = errands.errand(msgspec.structs.replace(run, site=site), shape_of(run, "cpu"), tmp_path, "x", minutes=1)
     own = [*FIND_MODULE, *STOP_AT_FAILURE, "module load cuda/12.4", "source it", "trap - ERR"]
-    assert script.splitlines()[:9] == ["umask 077", "export PYTHONSAFEPATH=1", *own]
-    assert "\n".join(script.splitlines()[:9]) in job.script(), "as a batch script has it"
-
-
-@fault(
-    "workers",
-    "A node fails in a short job",
-    injection="the commands of a calibration, of the bandwidths and of the checks of GPUs on two nodes, and a report",
-    outcome="Slurm ends the nodes that wait for the one that failed, as it does in the jobs of runs",
-)
-def test_nodes_of_short_jobs_do_not_outlive_one_that_fails(tmp_path: Path) -> None:
-    run = configured(
-        "launcher=slurm", "site=local_cluster", "strategy=ddp", "nodes=2", "devices=2", f"results={tmp_path}"
-    )
-    prepared: Any = SimpleNamespace(planned=SimpleNamespace(run=run), device_type="cpu")
-    shape, mine = shape_of(run, "cpu"), submission()
-    waiting = (
-        errands.errand(run, shape, tmp_path, "bandwidth", "cpu", minutes=1),
-        errands.calibration_job(prepared, tmp_path, tmp_path / "table"),
-        errands.gpu_check_job(run, tmp_path, ["--rehearse"]),
-    )
-    commands = [job.srun() for job in waiting]
-    scripts = (job_of_runs(mine, shape, tmp_path / "submissions" / "x").script(), errands.report_script(run, ["7"]))
-    for script in scripts:
-        commands += [line.split() for line in script.splitlines() if line.startswith("srun ")]
-    assert len(commands) == 5
-    for words in commands:
-        assert {"--kill-on-bad-exit=1", "--wait=60"} <= set(words)
-
-
-@pytest.mark.parametrize(
-    ("node", "said"),
-    [
-        ("0", "node 0: the nodes can't meet: node 1 did not join within 0 s"),
-        ("1", "node 1: {} showed no address of node 0 within 0 s: do all nodes see that folder?"),
-    ],
-)
-def test_a_node_of_a_short_job_that_is_left_alone_says_so(
-    node: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Also where an earlier start of the job has left its address."""
-    former = rendezvous.Offer(start="7.0", host="127.0.0.1", port=1, secret="known")
-    (tmp_path / "rendezvous.json").write_bytes(msgspec.json.encode(former))
-    surroundings = {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1", "SLURM_PROCID": node, "SLURM_NTASKS": "2"}
-    for name, value in surroundings.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(rendezvous, "PATIENCE_S", 0.0)
-    monkeypatch.setattr(errands, "WAIT_S", 0.0)
-    monkeypatch.setattr(errands, "_through", lambda _: None)
-    assert main(["bandwidth-on-node", str(tmp_path), "lo"]) == 1
-    assert capsys.readouterr().err == f"parallelbench: {said.format(tmp_path)}\n"
+    assert "\n".join(["umask 077", "export PYTHONSAFEPATH=1", *own]) in job.script()
 
 
 # --- the job of `make gpu-check LAUNCHER=slurm`
@@ -189,19 +140,19 @@ SITE = ("launcher=slurm", "site.gpus_per_node=4", "site.gpu_type=a100", "site.ne
 
 def test_the_job_has_all_gpus_of_its_nodes() -> None:
     run = configured(*SITE, "nodes=2", "devices=2", "launcher.cpus_per_gpu=3", "launcher.memory_gib_per_device=2.0")
-    *words, shell, _, script = gpu_check_job(run, Path("/shared/folder"), ["--fresh"]).srun()
-    assert shell == "bash"
-    assert words[0] == "srun"
+    script = gpu_check_job(run, Path("/shared/folder"), ["--fresh"]).script()
     wanted = {"--nodes=2", "--ntasks-per-node=1", "--gpus-per-node=a100:4", "--cpus-per-task=12", "--mem=8192M"}
-    assert {*wanted, "--qos=public", "--time=60"} <= set(words)
-    assert script.endswith("-m parallelbench.entry launch.slurm.errands gpu-check-on-node /shared/folder ib0 --fresh")
+    assert {*wanted, "--qos=public", "--time=60"} <= set(of_sbatch(script))
+    last = script.strip().splitlines()[-1]
+    assert last.endswith("-m parallelbench.entry launch.slurm.errands gpu-check-on-node /shared/folder ib0 --fresh")
+    assert " launch.slurm.errands head ib0 2 srun --nodes=2 " in last
 
 
 def test_a_site_without_gpus_is_refused_unless_it_rehearses() -> None:
     run = configured("launcher=slurm", "site.gpus_per_node=0")
     with pytest.raises(ConfigError, match=r"site\.gpus_per_node=0: set it to the GPUs of a node"):
         gpu_check_job(run, Path("folder"), [])
-    assert not [word for word in gpu_check_job(run, Path("folder"), ["--rehearse"]).srun() if word.startswith("--gpus")]
+    assert "--gpus" not in gpu_check_job(run, Path("folder"), ["--rehearse"]).script()
 
 
 def test_a_site_of_ones_own_is_found(
@@ -212,11 +163,13 @@ def test_a_site_of_ones_own_is_found(
     asked: list[list[str]] = []
     monkeypatch.setattr(scheduler, "available", lambda: True)
 
-    def srun(job: Job) -> list[str]:
-        asked.append([job.site.partition or "", *job.program[4:]])
-        return ["true"]
+    def script(job: Job, **_: object) -> str:
+        words = list(job.program)
+        asked.append([job.site.partition or "", *words[words.index("gpu-check-on-node") + 3 :]])
+        return ""
 
-    monkeypatch.setattr(Job, "srun", srun)
+    monkeypatch.setattr(Job, "script", script)
+    monkeypatch.setattr(scheduler, "run_to_its_end", lambda *_, **__: 0)
     arguments = ["gpu-check", "--conf", str(conf.parent), "site=mine", f"results={tmp_path / 'results'}"]
     assert main([*arguments, "--rehearse", "--only=strategy *"]) == 0
     assert asked == [["fast", "--rehearse", "--only=strategy *"]]

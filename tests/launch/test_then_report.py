@@ -26,7 +26,7 @@ from parallelbench.config.run import RunConfig
 from parallelbench.config.sites import Container
 from parallelbench.results.folder import RunFolder
 from tests.helpers import TINY
-from tests.launch.fake_slurm import MISSING, ON_SITE, SINFO, SRUN, FakeSlurm, of_sbatch, programs, submission
+from tests.launch.fake_slurm import MISSING, ON_SITE, SINFO, FakeSlurm, of_sbatch, programs, submission
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_only_what_is_not_for_training_is_asked_for(tmp_path: Path, monkeypatch:
     limits = ("launcher.time_limit_min=120", "launcher.signal_delay_s=3600")
     run = one_run([*ON_SITE, f"results={tmp_path}", *limits, *(f"site.{option}" for option in options)]).run
     job = job_of_runs(submission(launcher=slurm(run), site=run.site), shape_of(run, "cpu"), tmp_path / "a/b/c")
-    assert {"--signal=USR2@3600", "--requeue", "--exclusive"} <= set(of_sbatch(job.script()))
+    assert {"--signal=B:USR2@3600", "--requeue", "--exclusive"} <= set(of_sbatch(job.script()))
     flags = dict(word.partition("=")[::2] for word in of_sbatch(report_script(run, ["5"])))
     assert not flags.keys() & {"--exclusive", "--nodelist", "--mail-user", "--mail-type", "--signal", "--requeue"}
     assert (flags["--exclude"], flags["--time"], flags["--partition"]) == ("n2", "30", "a,b")
@@ -83,7 +83,7 @@ def test_only_what_is_not_for_training_is_asked_for(tmp_path: Path, monkeypatch:
 @pytest.fixture
 def executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[RunConfig], CompletedProcess[str]]:
     """Executes what sbatch is given as the kernel does; Python is a program that prints its umask and arguments."""
-    programs(tmp_path / "bin", monkeypatch, program="printf '%s\\n' $(umask) \"$@\"", srun=SRUN)
+    programs(tmp_path / "bin", monkeypatch, program="printf '%s\\n' $(umask) \"$@\"")
     monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "program"))
 
     def execute(run: RunConfig) -> CompletedProcess[str]:
@@ -118,16 +118,15 @@ def test_a_function_that_the_users_shell_exports_sets_the_job_up(
     assert "report" in done.stdout
 
 
-def test_the_report_is_written_in_the_sites_container(tmp_path: Path) -> None:
-    """As runs are trained there: the node may have no Python that loads the suite."""
+def test_the_report_is_written_outside_of_the_sites_container(tmp_path: Path) -> None:
+    """As supervisors are: it needs no device, and what its Python is the login node shows."""
     run = one_run([*ON_SITE, f"results={tmp_path}"]).run
     container = Container(runtime="apptainer", image="/images/bench.sif", python="/opt/bin/python")
     site = msgspec.structs.replace(run.site, container=container)
     script = report_script(msgspec.structs.replace(run, site=site), ["5"])
-    (line,) = (line for line in script.splitlines() if line.startswith("srun "))
-    sweep = run.sweep_folder
-    assert f"apptainer exec --bind {sweep}:{sweep}" in line
-    assert line.endswith(f"/opt/bin/python -u -m parallelbench.entry parallelbench.cli report {sweep}")
+    python = f"exec {sys.executable} -u -m parallelbench.entry parallelbench.cli report {run.sweep_folder}"
+    assert script.strip().splitlines()[-1] == python
+    assert "srun" not in script
 
 
 def test_a_later_submit_replaces_the_report_that_waits(run: RunConfig, fake: FakeSlurm, told: list[list[str]]) -> None:

@@ -25,7 +25,7 @@ from tests.launch.programs import finished_epochs, working_on
 from tests.slurm.cluster import Cluster
 from tests.slurm.daemons import is_alive, until
 
-PATIENCE_S = 100.0
+PATIENCE_S = 500.0
 """How long anything may take before a test gives up; far more than it does take."""
 QUICK = (*TINY, "measure.parity=false", "measure.probe=false", "launcher.memory_gib_per_device=1.0")
 """The memory is enough for a process that trains, but not for torchrun beside it."""
@@ -197,7 +197,7 @@ class Sweep:
             assert supervisor is not None
             return supervisor.pid
         rank = psutil.Process(self.pid_of("rank 1", attempt))
-        return int(next(p.pid for p in rank.parents() if "launch.slurm.start" in p.cmdline()))
+        return int(next(p.pid for p in rank.parents() if "launch.slurm.step" in p.cmdline()))
 
     def signal(self, victim: str, attempt: Attempt, number: signal.Signals) -> None:
         os.kill(self.pid_of(victim, attempt), number)

@@ -48,7 +48,7 @@ def on(**options: Any) -> pytest.MarkDecorator:
 
 def warn(sweep: Sweep) -> None:
     """What Slurm does some time before the limit; it looks at limits every 30 s only."""
-    sweep.cluster.run("scancel", "--signal=USR2", sweep.job)
+    sweep.cluster.run("scancel", "--batch", "--signal=USR2", sweep.job)
 
 
 # --- the time limit
@@ -124,7 +124,7 @@ def test_the_task_with_the_arrays_id_queues_itself_again_alone(ours: Cluster, tm
     sweep.wait(
         lambda: all(run.attempts() and len(finished_epochs(run.attempts()[0])) > 1 for run in sweep.runs), "epochs"
     )
-    ours.run("scancel", "--signal=USR2", last)
+    ours.run("scancel", "--batch", "--signal=USR2", last)
     sweep.wait(lambda: all(run.state().state == "done" for run in sweep.runs), "two results")
     assert [show(ours, task)["Restarts"] for task in (last, other)] == ["1", "0"]
     assert sorted(len(run.attempts()) for run in sweep.runs) == [1, 2]

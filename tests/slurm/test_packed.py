@@ -79,7 +79,7 @@ def test_a_packed_job_trains_bit_for_bit_like_separate_ones(fresh: Cluster, tmp_
 def test_a_warned_job_stops_its_run_and_does_the_rest_when_it_starts_again(fresh: Cluster, tmp_path: Path) -> None:
     sweep = Sweep(fresh, tmp_path, (*PAIR, "launcher.attempts=2"))
     in_the_middle(sweep)
-    fresh.run("scancel", "--signal=USR2", sweep.job)
+    fresh.run("scancel", "--batch", "--signal=USR2", sweep.job)
     stop_the_second_attempt(sweep)
     sweep.wait(lambda: labels(sweep)[ENDLESS] == "timeout", "its end")
     assert labels(sweep) == {1: "ok", ENDLESS: "timeout", 2: "ok"}, sweep.story()
