@@ -147,11 +147,8 @@ def _paper(runs: Runs) -> list[str]:
     for each in every:
         reasons[each.reason].append((each.group, each.configuration))
     told = [f"{named(subjects(runs, keys))}: {reason}" for reason, keys in reasons.items()]
-    return [
-        f"No sentence. {text.listed(told, most=MOST_LISTED, sep='; ')}."
-        if told
-        else "No sentence: one alone compares with nothing."
-    ]
+    why = text.listed(told, most=MOST_LISTED, sep="; ") if told else "a single configuration compares with nothing"
+    return [f"No sentence: {why}."]
 
 
 def _parity(runs: Runs) -> list[str]:
@@ -233,10 +230,7 @@ def _nothing_to_measure(runs: Runs) -> list[str]:
     others = found.filter(pl.col("verdict").ne_missing(SpeedVerdict.NO_DIFFERENCE.value))
     failed = rows.filter(pl.col("repeats") == 0, ~pl.col("disturbed"))
     if rows.is_empty() or not campaign(runs).others:
-        return [
-            "Nothing is compared: "
-            + " ".join(write(without_baseline(runs)) or ["measure a second configuration of the same work."])
-        ]
+        return write(without_baseline(runs)) or ["Measure a second configuration of the same work."]
     told = []
     if alike.height:
         which = f"{_names(runs, alike)} from {baseline_in_words(runs)}"
@@ -308,13 +302,15 @@ def answers(runs: Runs) -> list[str]:
     if compared.is_empty():
         return ["No configuration can be compared with another one: see the warnings."]
     several = compared["group"].n_unique() > 1
+    baseline = _baseline_is_fastest(runs, compared)
     ordered = compared.sort("speed_up", descending=True)
     # Of several groups of like work, the fastest of each; of a single one, all.
     first = ordered.unique("group", keep="first", maintain_order=True) if several else ordered
     rows = first.head(MOST_LISTED).to_dicts()
     more = compared.height - len(rows)
     if several and more:
-        shown = [_counted(runs, compared), *(_of_works(runs, ordered) or _extremes(runs, ordered))]
+        of_works = _of_works(runs, ordered, is_said=bool(baseline))
+        shown = [_counted(runs, compared), *(of_works or _extremes(runs, ordered))]
     else:
         fastest, *others = (_gain(row, named=several) for row in rows)
         shown = [
@@ -322,11 +318,14 @@ def answers(runs: Runs) -> list[str]:
             *others,
             *([f"{more} more {'is' if more == 1 else 'are'} in the table."] if more else []),
         ]
-    return [*_baseline_is_fastest(runs, compared), *shown, *_shortest(runs, ordered)]
+    return [*baseline, *shown, *_shortest(runs, ordered)]
 
 
-def _of_works(runs: Runs, ordered: pl.DataFrame) -> list[str]:
-    """The fastest configuration of each of few kinds of work; of several frameworks or kinds of scaling, nothing."""
+def _of_works(runs: Runs, ordered: pl.DataFrame, *, is_said: bool) -> list[str]:
+    """The fastest configuration of each of few kinds of work; of several frameworks or kinds of scaling, nothing.
+
+    `is_said`: whether a sentence before says already that the baseline is fastest.
+    """
     works = [rows for _, rows in ordered.group_by("group", maintain_order=True)]
     if len(works) > MOST_LISTED or any(ordered[name].n_unique() > 1 for name in ("scaling", "framework")):
         return []
@@ -334,8 +333,8 @@ def _of_works(runs: Runs, ordered: pl.DataFrame) -> list[str]:
     for rows in works:
         row, over = rows.row(0, named=True), in_words(rows["baseline"][0])
         is_slower = (rows["verdict"] == SpeedVerdict.SLOWER.value).all()
-        first = f"{over} is fastest; " if is_slower else ""
-        lines.append(f"{row['group']}: {first}{_gain(row, named=False)}{'' if is_slower else _ties(runs, rows)}")
+        first = f"{over} is fastest; " if is_slower and not is_said else ""
+        lines.append(f"{row['group']}: {first}{_gain(row, named=False)}{_ties(runs, rows)}")
     return lines
 
 

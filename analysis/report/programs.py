@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
@@ -53,12 +52,10 @@ def in_windows(runs: Runs, words: str) -> str:
         return words
     steps = runs.epochs.join(rows.select("run_id"), on="run_id", how="semi")["steps"].drop_nulls().unique().to_list()
     window = f"window of {count_of(int(steps[0]), 'step')}" if len(steps) == 1 else "window of steps"
-    words = _AN_EPOCH.sub(lambda found: f"{_BEFORE_WINDOW.get(found[1], found[1])} {window}", words)
-    return words.replace("epoch", "window").replace("Epoch", "Window")
-
-
-_BEFORE_WINDOW = {"an": "a", "An": "A"}
-_AN_EPOCH = re.compile(r"\b([Pp]er|[Aa]n) epoch\b")
+    whole = {"per epoch": f"per {window}", "Per epoch": f"Per {window}", "an epoch": f"a {window}"}
+    for of_epochs, of_windows in (whole | {"An epoch": f"A {window}", "epoch": "window", "Epoch": "Window"}).items():
+        words = words.replace(of_epochs, of_windows)
+    return words
 
 
 def _samples(rows: pl.DataFrame) -> list[str]:

@@ -75,11 +75,12 @@ def test_the_fewest_devices_that_count_stand_for_one_device_that_has_not_enough_
     assert [found[name]["verdict"] for name in ("fsdp × 4", "ddp × 4")] == ["faster", "faster"]
 
 
-def test_the_first_sentence_says_which_baseline_and_why(runs: Runs) -> None:
-    first, *others = answers.headline(runs)
-    assert first == (
-        "Speed-ups are over fsdp × 2, the first one on the fewest devices that count, as single × 1 ran out of "
-        "memory in 6 of 6 repeats."
+def test_a_sentence_says_which_baseline_and_why(runs: Runs) -> None:
+    others = answers.headline(runs)
+    (said,) = [line for line in others if line.startswith("Baseline: ")]
+    assert said == (
+        "Baseline: Speed-ups are over fsdp × 2, the first one on the fewest devices that count, as single × 1 ran out "
+        "of memory in 6 of 6 repeats."
     )
     assert any("times as fast as fsdp × 2" in line for line in others)
     assert not any("as fast as one device" in line for line in others)
@@ -124,7 +125,7 @@ def test_repeats_in_which_the_baseline_failed_have_no_pair_and_are_told(tmp_path
     assert found["ddp × 4"]["speed_up_pairs"] == 4
     assert found["ddp × 4"]["baseline_failed"] == "2 of 6 oom"
     assert found["fsdp × 2"]["baseline_failed"] is None
-    assert "Of the repeats of fsdp × 2, 2 of 6 oom: left out." in answers.headline(runs)[0]
+    assert any("Of the repeats of fsdp × 2, 2 of 6 oom: left out." in line for line in answers.headline(runs))
 
 
 @pytest.mark.parametrize("name", ["ddp × 4", "ddp x 4", "ddp x4", "ddp*4"])
@@ -201,7 +202,7 @@ def test_a_sweeps_baseline_that_can_not_be_followed_is_told_and_the_default_take
     runs = measured(tmp_path, EPOCHS_S, sweep_baseline="dpp × 4")
     assert rows(runs)["fsdp × 2"]["verdict"] == "baseline"
     told = "The baseline of the sweep is not taken (sweep.baseline=dpp × 4: no configuration is called that)"
-    assert any(line.startswith(told) for line in answers.headline(runs))
+    assert any(told in line for line in answers.headline(runs))
 
 
 def test_the_latest_submit_says_the_baseline_and_another_sweeps_is_not_imposed(tmp_path: Path) -> None:
