@@ -237,11 +237,26 @@ def _nothing_to_measure(runs: Runs) -> list[str]:
         told.append(f"No reasonable number of repeats tells {which}: report that no difference was shown.")
     if others.height:
         told.append(f"Repeats alone give no verdict to {_names(runs, others)}: the warnings say what to change.")
+    if not told and (ties := _untold(runs)):
+        told.append(f"Every comparison with {baseline_in_words(runs)} has its verdict. More repeats may tell {ties}.")
     if not told:
         told.append("Nothing more is needed: every comparison has its verdict.")
     if failed.height:
         told.append(f"No run of {_names(runs, failed)} counts.")
     return told
+
+
+def _untold(runs: Runs) -> str:
+    """The fastest configurations, each with those of the same work from which nothing tells it: "A from B"."""
+    found = []
+    for _, alike in (
+        _compared(runs).sort("speed_up", descending=True).group_by("group", "framework", maintain_order=True)
+    ):
+        fastest, *others = (_configuration(runs, row) for row in alike.to_dicts())
+        verdicts = beside_fastest(runs, fastest, others, among=alike.height)
+        ties = [each.name for each, verdict in verdicts.items() if verdict not in _DECIDED]
+        found += [f"{fastest} from {text.listed(ties)}"] * bool(ties)
+    return text.listed(found, most=MOST_LISTED, sep="; ")
 
 
 def _names(runs: Runs, rows: pl.DataFrame) -> str:

@@ -156,7 +156,8 @@ def energy(runs: Runs) -> list[str]:
     """Energy of the GPUs per sample, of each configuration that has one to quote; without such, that of processors, or
     why none is known.
     """
-    rows = summary(runs).filter(is_quotable()).drop_nulls(ENERGY)
+    quiet = pl.col("steady_disturbed").fill_null(value=False).not_()
+    rows = summary(runs).filter(is_quotable(), quiet).drop_nulls(ENERGY)
     told = _of_works(rows, ENERGY, "J per sample{of work}, of the GPUs: {each}", lambda row: text.number(row[ENERGY]))
     told = told or _energy_beside(runs, rows)
     of_gpus = summary(runs).filter(memory_kind="device")
