@@ -11,7 +11,6 @@ import os
 import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -31,7 +30,6 @@ from parallelbench.results.folder import Manifest, RunFolder, State, find_runs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-    from contextlib import AbstractContextManager
     from types import ModuleType
 
     from rich.console import Console
@@ -154,10 +152,6 @@ class Launcher(ABC):
     def cancel_runs(self, runs: Sequence[RunFolder], console: Console) -> None:
         """End the jobs of these runs only, whose sweeps `submitted` holds for, and print how many."""
         raise ConfigError(f"launcher={self.name} cancels whole sweeps only: name {runs[0].path.parent}")
-
-    def holding(self, sweeps: Sequence[Path]) -> AbstractContextManager[None]:
-        """Keep others from queueing runs of sweeps for which `submitted` holds; raises `ConfigError` while one does."""
-        return nullcontext()
 
     def logs(self, sweep: Path, run: str) -> list[Path]:
         """Files with what the latest job of a run has printed, besides the logs in the run's folder."""

@@ -128,7 +128,7 @@ class OnThisMachine(Launcher):
         self, item: Prepared, retry: frozenset[str], train: Callable[[Training], Outcome], *, submit: str
     ) -> Outcome | NotBegun:
         """Run one attempt, unless another process does."""
-        item.folder.write_intent(item.planned.run, item.planned.recorded)  # it may have been pruned while it waited
+        item.folder.write_intent(item.planned.run, item.planned.recorded)  # it may have been forgotten while it waited
         run = item.planned.run
         with own_cores(run.device, needed=run.devices * run.cores_per_device):
             return carry_out(

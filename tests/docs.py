@@ -325,8 +325,8 @@ parallelbench bundle results/demo                             # one archive for 
 ```
 
 **Exit codes**: 0 success; 1 a run failed (also under `status --watch` and `logs --follow`), `compare --fail-if-slower`
-found a configuration slower, `history` a metric worse, something in `rerun` does not agree, or `prune` could not remove
-all; 2 the request is invalid, or can't be judged; 130 interrupted; 141 the reader of its output is gone.
+found a configuration slower, `history` a metric worse, or something in `rerun` does not agree; 2 the request is
+invalid, or can't be judged; 130 interrupted; 141 the reader of its output is gone.
 
 **In Python**: `from analysis import load; load("results/demo").epochs`.
 

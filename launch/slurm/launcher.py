@@ -18,7 +18,7 @@ from launch.slurm.cluster import known_cluster
 from launch.slurm.errands import queue_report, report_states, reports
 from launch.slurm.order import in_turns, out_of_turn
 from launch.slurm.queue import ENDING, PAUSED, WAITING, Tracker, left, stuck, track, used
-from launch.slurm.record import FOLDER, holding
+from launch.slurm.record import FOLDER
 from launch.slurm.sbatch import Hours, job_groups
 from launch.slurm.scheduler import NoSlurmError, SchedulerError
 from launch.slurm.submit import device_type_of, not_submitted, prepare_for_site, submit
@@ -29,7 +29,6 @@ from parallelbench.results.folder import RunFolder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from contextlib import AbstractContextManager
 
     from rich.console import Console
 
@@ -121,10 +120,6 @@ class OnSlurm(Launcher):
     def cancel_runs(self, runs: Sequence[RunFolder], console: Console) -> None:
         """End the jobs of single runs: tasks of arrays, by their own ids."""
         cancel_runs(runs, console)
-
-    def holding(self, sweeps: Sequence[Path]) -> AbstractContextManager[None]:
-        """By the locks that a submission takes."""
-        return holding(sweeps)
 
     def logs(self, sweep: Path, run: str) -> list[Path]:
         """The output of a run's latest job that Slurm and submitit caught. Slurm is not queried."""

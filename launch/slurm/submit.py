@@ -9,6 +9,7 @@ import re
 import shlex
 import shutil
 import threading
+import uuid
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -19,7 +20,6 @@ import msgspec
 import psutil
 
 from launch.launcher import checked, states_of
-from launch.leftovers import remove_intent, untouched
 from launch.slurm import job, record, scheduler
 from launch.slurm.cluster import require_accepted
 from launch.slurm.limits import check_budget
@@ -30,6 +30,7 @@ from launch.slurm.scheduler import NoJob, SchedulerError, SubmissionError
 from parallelbench.config.dataset_check import require_memory
 from parallelbench.errors import ConfigError, StorageError, count_of
 from parallelbench.results.files import storage_errors
+from parallelbench.results.folder import FORGOTTEN, RunFolder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from launch.sweep import PlannedRun
     from parallelbench.config.run import RunConfig
     from parallelbench.config.sites import Site
-    from parallelbench.results.folder import RunFolder
 
 
 def device_type_of(run: RunConfig) -> str:
@@ -337,6 +337,39 @@ class Intents:
             self.made[folder.path.name] = (folder, former)  # before the write, which may fail half-way
         folder.write_intent(item.planned.run, item.planned.recorded)
         return True
+
+
+_INTENT = {"config.yaml", "overrides.txt"}
+"""All that a run consists of that was never begun."""
+
+
+def untouched(folder: RunFolder) -> bool:
+    """Whether a run's folder holds its intent and nothing else."""
+    try:
+        begun = set(os.listdir(folder.path)) - _INTENT
+        return not begun or (begun == {"attempts"} and not os.listdir(folder.path / "attempts"))
+    except OSError:
+        return False
+
+
+def remove_intent(folder: RunFolder) -> None:
+    """Remove a run that was never begun; a folder that something else was put into stays.
+
+    It is looked at once more under a name at which nobody begins it.
+    """
+    path = folder.path
+    aside = path.with_name(f"{FORGOTTEN}-{uuid.uuid4().hex}.tmp")
+    with suppress(OSError):
+        if path.is_symlink():
+            return
+        os.rename(path, aside)
+        if not untouched(RunFolder(aside)):
+            os.rename(aside, path)
+            return
+        if os.path.lexists(path):  # somebody who knew its configuration has begun it, so this is needed there
+            for name in sorted(_INTENT & set(os.listdir(aside)) - set(os.listdir(path))):
+                os.rename(aside / name, path / name)
+        shutil.rmtree(aside)
 
 
 @contextmanager

@@ -243,13 +243,6 @@ VERBS = {
         _value("folders", "RUN", "folders of runs that have ended", nargs="+"),
         _LAUNCHED_BY,
     ),
-    "prune": Verb(
-        "verbs.prune:prune",
-        "list what nothing needs any more: runs that nobody queued, and what dead attempts left; --yes removes it",
-        _FOLDER,
-        _flag("--yes", "remove what is listed"),
-        _LAUNCHED_BY,
-    ),
     "bundle": Verb(
         "verbs.bundle:bundle",
         "pack the runs below a folder for a publication: results, report, environment, citation, checksums",

@@ -65,7 +65,7 @@ SHIPPED = (
 )
 """Files that are copied with something wrong in each."""
 CONFIGURED = ("plan", "show", "submit", "run", "tune")
-ON_FOLDERS = ("status", "logs", "cancel", "forget", "claims", "compare", "prune")
+ON_FOLDERS = ("status", "logs", "cancel", "forget", "claims", "compare")
 NEVER = "results=/dev/null/x"
 """Whoever would train is refused: nothing can be written there."""
 

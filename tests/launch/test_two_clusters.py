@@ -53,8 +53,7 @@ def never(*_: object) -> str:
 @fault(
     "submission",
     "Another cluster that sees the same files is asked",
-    injection="a sweep's jobs wait on one cluster; status, submit, prune, forget and cancel on another, whose queue is "
-    "empty",
+    injection="a sweep's jobs wait on one cluster; status, submit, forget and cancel on another, whose queue is empty",
     outcome="its runs are unknown there, and stay as they are; the cluster to go to is named",
 )
 def test_runs_that_went_to_another_cluster_are_left_alone(
@@ -77,8 +76,6 @@ def test_runs_that_went_to_another_cluster_are_left_alone(
     assert planned.startswith("not submitted: 1 unknown; 0 runs to submit; submitted to the cluster a, ")
     with pytest.raises(ConfigError, match=rf"^2 runs of {sweep} went to the cluster a, .*cancel {sweep}` there first"):
         submit.submit(items, SubmitOptions(), lambda _: None)
-    assert cli.main(["prune", str(tmp_path), "--yes"]) == 0
-    assert "2 runs went to the cluster a" in capsys.readouterr().out
     assert cli.main(["forget", str(folders[0].path)]) == 2
     assert f"(submitted to the cluster a, and its job is known only there): `parallelbench cancel {sweep}`" in (
         capsys.readouterr().err
