@@ -107,7 +107,7 @@ def fields(struct: type, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ..
     found = []
     for name in struct.__struct_fields__:  # type: ignore[attr-defined]
         kind = hints[name]
-        if name in ("plugin_sources", "same_plugin"):
+        if name == "plugin_sources":
             continue  # of a plugin's runs only: tests/launch/test_plugin_sources.py
         if name == "launcher":
             kind = LocalLauncher

@@ -196,7 +196,7 @@ def _failed_before(state: State, attempts: Sequence[Attempt], job: Job) -> bool:
 
 
 def launched(folder: RunFolder, submission: Submission) -> RunConfig:
-    """The run as this submission starts it: its intent, with launcher, site and `same_plugin` of the submission.
+    """The run as this submission starts it: its intent, with launcher and site of the submission.
 
     Raises `ConfigError` where this version of the program gives it another run id than the submitting one did.
     """
@@ -207,9 +207,7 @@ def launched(folder: RunFolder, submission: Submission) -> RunConfig:
         raise ConfigError(
             "was submitted by another version of parallelbench, for which this is another run: submit the sweep again"
         )
-    return msgspec.structs.replace(
-        run, launcher=submission.launcher, site=submission.site, same_plugin=submission.same_plugin
-    )
+    return msgspec.structs.replace(run, launcher=submission.launcher, site=submission.site)
 
 
 def lead(folder: RunFolder, run: RunConfig, job: Job) -> bool:

@@ -65,8 +65,6 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     """Both as of this submission; the runs' configurations keep those of the first one."""
     plugin: list[str]
     """A user's package and the folder it is in; empty: none."""
-    same_plugin: str = ""
-    """`RunConfig.same_plugin` of all its runs."""
     umask: int = 0o077
     """Umask for run folders. The job's own folder, whose files are executed, has 077."""
     submit: str = ""

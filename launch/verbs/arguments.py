@@ -13,7 +13,7 @@ class Verb:
     """What one verb does, and what it takes.
 
     `function` is the `module:function` of what does it, below `launch`: with one keyword for each argument, and
-    `extension` in the place of --conf, --plugin and --same-plugin.
+    `extension` in the place of --conf and --plugin.
     """
 
     def __init__(self, function: str, text: str, *arguments: Argument, epilog: str = "") -> None:
@@ -96,8 +96,7 @@ seen it.
 
 _CONF = _value("--conf", "DIR", "a folder of your own YAML files, laid out like conf/")
 _JSON = _flag("--json", "print one JSON object (docs/json.md)", dest="as_json")
-_SAME = "your package has changed, but no number has: its runs stay those of the sources that were used last"
-_ASKING = (_overrides(), _CONF, _plugin(), _flag("--same-plugin", _SAME))
+_ASKING = (_overrides(), _CONF, _plugin())
 """Of verbs that ask for runs."""
 _FOLDER = _value("folder", "DIR", "a results folder, a sweep's folder, or a run's")
 _UNFINISHED = _plugin("your own package; needed if some of its runs are not finished")
@@ -140,7 +139,7 @@ VERBS = {
         ),
     ),
     "prepare": Verb(
-        "verbs.run:prepare_data", "download and convert a data set once: data=NAME", *_ASKING[:-1], epilog=_EPILOG
+        "verbs.run:prepare_data", "download and convert a data set once: data=NAME", *_ASKING, epilog=_EPILOG
     ),
     "status": Verb(
         "verbs.status:status",

@@ -65,7 +65,7 @@ def plan(overrides: Sequence[str], extension: Extension, *, as_json: bool) -> in
     shown = Console(file=told, width=WIDTH) if as_json else console()
     tell = partial(shown.print, highlight=False, markup=False, soft_wrap=True)
     runs = _as_tuned(planned_runs(overrides, extension, tell=tell), shown)
-    for line in notes_on_sources(runs, extension):
+    for line in notes_on_sources(runs):
         tell(line)
     launcher = launcher_of(runs[0].run)
     checked = prepare_each(runs, launcher.prepare)

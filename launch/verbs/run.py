@@ -12,23 +12,21 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import msgspec
 import psutil
 
 from launch.attempt.processes import before_the_program, environment
 from launch.launcher import SubmitOptions, glance, launcher_of, prepare_all, states_below
 from launch.sweep import expand, one_run
-from launch.sweep.expansion import recorded
 from launch.verbs.console import console, say
 from launch.verbs.report import report
 from launch.verbs.status import disturbed_below, require_ended
-from parallelbench.config.build import to_mapping
+from parallelbench.config.build import COMPONENTS, PLUGIN_SOURCES, load_yaml, to_mapping
 from parallelbench.config.identity import canonical_json
-from parallelbench.config.plugin import plugin_of, training_plugin
+from parallelbench.config.plugin import plugin_of
 from parallelbench.errors import ConfigError, choices, count_of, one_line
 from parallelbench.processes import unread_output
 from parallelbench.results.attempt import DISTURBED, OUTCOMES, PUBLISHED
-from parallelbench.results.folder import FORGOTTEN, RunFolder
+from parallelbench.results.folder import FORGOTTEN, RunFolder, find_runs
 from parallelbench.training.checks import own_parts
 from parallelbench.training.checks.own_parts import is_own
 
@@ -46,7 +44,7 @@ if TYPE_CHECKING:
 def run(overrides: Sequence[str], extension: Extension) -> int:
     """Train one run on this machine, also if it failed before. The last line printed is the run folder."""
     planned = planned_run(overrides, extension)
-    _tell_of_sources([planned], extension)
+    _tell_of_sources([planned])
     launcher = launcher_of(planned.run)
     if not launcher.trains_here:
         raise ConfigError(f"launcher={launcher.name} queues jobs, but `run` trains here: use `parallelbench submit`")
@@ -84,7 +82,7 @@ def submit(
 def _submit(overrides: Sequence[str], extension: Extension, options: SubmitOptions, *, then: str | None) -> int:
     plan = _tuned(planned_runs(overrides, extension, tell=say))
     launcher = launcher_of(plan[0].run)
-    _tell_of_sources(plan, extension)
+    _tell_of_sources(plan)
     if then and not (launcher.trains_here or launcher.reports_afterwards):
         raise ConfigError(f"launcher={launcher.name} queues no report: leave out --then, and report once all is over")
     prepared = _prepared(plan)
@@ -214,8 +212,8 @@ def _disturbed(folders: Sequence[RunFolder], extension: Extension) -> list[RunFo
     return found
 
 
-def _tell_of_sources(plan: Sequence[PlannedRun], extension: Extension) -> None:
-    for line in notes_on_sources(plan, extension):
+def _tell_of_sources(plan: Sequence[PlannedRun]) -> None:
+    for line in notes_on_sources(plan):
         say(line)
 
 
@@ -334,38 +332,32 @@ def _chosen(overrides: Sequence[str], extension: Extension) -> list[PlannedRun]:
     return plan
 
 
-def notes_on_sources(plan: Sequence[PlannedRun], extension: Extension) -> Iterator[str]:
-    """What to tell where the sweep holds runs made with other versions of the plugin's code: which version counts."""
-    own: dict[Path, list[RunConfig]] = {}
-    for planned in plan:
-        if training_plugin(planned.run) is not None:
-            own.setdefault(planned.run.sweep_folder, []).append(planned.run)
-    for sweep, runs in own.items():
-        yield from _of_sweep(sweep, runs, same=extension.same_plugin)
-
-
-def _of_sweep(sweep: Path, runs: Sequence[RunConfig], *, same: bool) -> Iterator[str]:
-    first = runs[0]
-    former, now = first.plugin_sources or _UNRECORDED, first.same_plugin
-    if now:
-        count = "counts as one" if len(runs) == 1 else "count as those"
-        yield f"--same-plugin: {count_of(len(runs), 'run')} {count} of {former}, though the sources are {now} now"
-    elif same:
-        yield f"--same-plugin changes nothing: the latest runs in {sweep} are of the same sources, or there are none"
-    elif missing := [run for run in runs if not RunFolder.of(run).path.exists()]:
-        package = str(training_plugin(first))
-        other = recorded(sweep, package)
-        if new := sum(other not in (None, former) and _is_worth_keeping(run, other or "") for run in missing):
+def notes_on_sources(plan: Sequence[PlannedRun]) -> Iterator[str]:
+    """A line for each sweep that holds runs of other versions of the plugin's code: why its runs are missing."""
+    missing: dict[Path, list[RunConfig]] = {}
+    for run in (planned.run for planned in plan):
+        if run.plugin_sources and not RunFolder.of(run).path.exists():
+            missing.setdefault(run.sweep_folder, []).append(run)
+    for sweep, runs in missing.items():
+        now = runs[0].plugin_sources
+        package = now.partition("@")[0]
+        former = _former_sources(sweep, package)
+        if former and former != now:
             yield (
-                f"{count_of(new, 'run')} {'is' if new == 1 else 'are'} new, since {package} has changed: it is "
-                f"{former} now, and earlier runs in {sweep} are of {other or _UNRECORDED} (--same-plugin goes "
-                "on with those, if no number has changed)"
+                f"{count_of(len(runs), 'run')} {'is' if len(runs) == 1 else 'are'} new, since {package} has changed: "
+                f"it is {now} now, and earlier runs in {sweep} are of {former}"
             )
 
 
-def _is_worth_keeping(run: RunConfig, sources: str) -> bool:
-    """Whether there is such a run of these sources, with a result or on the way to one."""
-    return glance(RunFolder.of(msgspec.structs.replace(run, plugin_sources=sources))).label not in ("missing", "error")
-
-
-_UNRECORDED = "sources that were not recorded"
+def _former_sources(sweep: Path, package: str) -> str:
+    """The sources that the latest run of a package in a sweep is of; empty: there is no such run."""
+    latest, found = 0.0, ""
+    for folder in find_runs(sweep):
+        with suppress(OSError, ValueError, AttributeError):  # a configuration that can't be read
+            path = folder.path / "config.yaml"
+            plain, written_at = load_yaml(path.read_bytes()), path.stat().st_mtime
+            nodes = (plain.get(key) for key in COMPONENTS)
+            own = [str(node[PLUGIN_SOURCES]) for node in nodes if isinstance(node, dict) and PLUGIN_SOURCES in node]
+            if written_at > latest and own and own[0].startswith(f"{package}@"):
+                latest, found = written_at, own[0]
+    return found

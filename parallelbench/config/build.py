@@ -190,7 +190,7 @@ def whole_mapping(run: RunConfig) -> dict[str, Any]:
     plain: dict[str, Any] = msgspec.to_builtins(run)
     sources = plain.pop(PLUGIN_SOURCES)
     brought = run.strategy.brings(run.model.name)
-    for key in ("same_plugin", "sweep_place", "sweep_baseline"):
+    for key in ("sweep_place", "sweep_baseline"):
         if not plain[key]:
             del plain[key]
     for key in [*COMPONENTS, *([] if isinstance(run.launcher, SuiteLauncher) else ["launcher"])]:
@@ -263,7 +263,6 @@ def from_mapping(plain: Mapping[str, Any], plugin: str | None = None) -> RunConf
     sweep_name = rest.pop("sweep_name", "adhoc")
     place, baseline = rest.pop("sweep_place", 0), rest.pop("sweep_baseline", None)
     rest.pop("tune", None)  # for planning only
-    same_plugin = structure(rest.pop("same_plugin", ""), str, "same_plugin")
     refused, of_strategy, parts = Refusals(), Refusals(), dict[str, Any]()
     program = rest.pop("program", None)
     with of_strategy:  # first, since it may bring others
@@ -291,11 +290,7 @@ def from_mapping(plain: Mapping[str, Any], plugin: str | None = None) -> RunConf
         parts["sweep_baseline"] = structure(baseline, str | None, "sweep_baseline")
     refused.raise_any()
     sources = next((node[PLUGIN_SOURCES] for node in nodes.values() if PLUGIN_SOURCES in node), "")
-    return RunConfig(
-        **parts,
-        plugin_sources=structure(sources, str, PLUGIN_SOURCES),
-        same_plugin=same_plugin,
-    )
+    return RunConfig(**parts, plugin_sources=structure(sources, str, PLUGIN_SOURCES))
 
 
 def of_program(node: Any) -> tuple[Strategy, dict[str, Any]]:

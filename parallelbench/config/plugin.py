@@ -99,13 +99,9 @@ def _first_seen(module: ModuleType) -> str:
 
 def require_sources(run: RunConfig) -> None:
     """Raise `ConfigError` where a plugin's files are others than those that the run was asked for with."""
-    package, asked = training_plugin(run), [name for name in (run.same_plugin, run.plugin_sources) if name]
-    if package is None or not asked:  # nothing of its own, or asked for by an older release
-        return
-    found = sources_now(package)
-    if found not in asked:
+    package, asked = training_plugin(run), run.plugin_sources
+    if package is not None and asked and (found := sources_now(package)) != asked:
         raise ConfigError(
-            f"{package} has changed since this run was asked for ({asked[0]} then, {found} now): submit again, which "
-            "makes a new run; if the change changes no number, `submit --same-plugin --retry error` goes on with this "
-            "one"
+            f"{package} has changed since this run was asked for ({asked} then, {found} now): submit again, which "
+            "makes a new run"
         )
