@@ -15,7 +15,7 @@ from rich.markup import escape
 from launch.launcher import Launcher, RunStatus, SweepStatus, resumption, states_of
 from launch.slurm import cluster, errands, record, scheduler
 from launch.slurm.cluster import known_cluster
-from launch.slurm.errands import queue_report, report_states, reports
+from launch.slurm.errands import report_states, reports
 from launch.slurm.order import in_turns, out_of_turn
 from launch.slurm.queue import ENDING, PAUSED, WAITING, Tracker, left, stuck, track, used
 from launch.slurm.record import FOLDER
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 class OnSlurm(Launcher):
     """Slurm jobs: one array for each shape of job. Nothing stays running on the login node."""
 
-    name, trains_here, reports_afterwards = "slurm", False, True
+    name, trains_here = "slurm", False
 
     def device_type(self, run: RunConfig) -> str:
         """The site's devices, unless the run chooses some."""
@@ -69,10 +69,6 @@ class OnSlurm(Launcher):
         say(f"{line}; `parallelbench status {shlex.quote(str(sweep))}` shows each run")
         return 0
 
-    def queue_report(self, prepared: Sequence[Prepared], console: Console) -> None:
-        """Queue one more job, which depends on all others of the sweep."""
-        _print(console, queue_report(prepared[0].planned.run))
-
     def show_plan(
         self, prepared: Sequence[Prepared], states: Sequence[State], console: Console
     ) -> tuple[bool, list[bool]]:
@@ -86,94 +82,87 @@ class OnSlurm(Launcher):
         (group,) = job_groups([prepared])
         return known_cluster().answer(group.job).wait_s
 
-    def submitted(self, sweep: Path) -> bool:
-        """Whether the sweep has a folder of submissions."""
-        return is_there(sweep / FOLDER)
-
-    def status(self, sweeps: Mapping[Path, Look]) -> SweepStatus:
-        """The runs with their jobs, and the device-hours. One query for all sweeps."""
-        trackers, trouble, without = _trackers(sweeps)
-        runs: dict[RunFolder, RunStatus] = {}
-        past, to_come = Hours(), Hours()
-        held: list[QueuedJob] = []
-        away: Counter[str] = Counter()
-        for sweep, members in sweeps.items():
-            if (tracker := trackers.get(sweep)) is None:
-                runs |= {folder: _unseen(state) for folder, state in members}
-                continue
-            statuses = {folder: tracker.status(folder, state) for folder, state in members}
-            away.update(status.elsewhere for status in statuses.values() if status.elsewhere)
-            shown = {folder: status.shown() for folder, status in statuses.items()}
-            runs |= {folder: _hidden(each, trouble) if without else each for folder, each in shown.items()}
-            for spent, more in _hours(tracker, statuses):
-                past, to_come = past + spent, to_come + more
-            for job, _, more in stuck(tracker, members):
-                held, to_come = [*held, job], to_come + more
-        hours = f"{past} used, at most {to_come} more (time limits × remaining starts)" if past or to_come else ""
-        report = report_states([job for sweep, tracker in trackers.items() for job in reports(sweep, tracker.queue)])
-        return SweepStatus(runs, [line for line in (hours, *report, *_holding(held), *_gone_to(away), trouble) if line])
-
-    def cancel(self, sweeps: Sequence[Path], console: Console) -> None:
-        """End the jobs of sweeps."""
-        cancel_sweeps(sweeps, console)
-
-    def cancel_runs(self, runs: Sequence[RunFolder], console: Console) -> None:
-        """End the jobs of single runs: tasks of arrays, by their own ids."""
-        cancel_runs(runs, console)
-
-    def logs(self, sweep: Path, run: str) -> list[Path]:
-        """The output of a run's latest job that Slurm and submitit caught. Slurm is not queried."""
-        latest = _latest(sweep, run)
-        if latest is None:
-            return []
-        submission, task = latest
-        # The job of an interrupted submission is known only by the names of its logs.
-        job = submission.job_of(task) or (f"*_{task}" if len(submission.tasks) > 1 else "*")
-        return sorted(record.folder_of(sweep, submission.token).glob(f"{job}_*_log.out"))
-
-    def silence(self, sweep: Path, run: str) -> str:
-        """Whether its job looks for the sweep where it was submitted, and not where it is now."""
-        latest = _latest(sweep, run)
-        folder = record.folder_of(sweep, latest[0].token) if latest else sweep
-        for script in folder.glob("*_submission.sh"):
-            (flag,) = (line for line in script.read_text().splitlines() if line.startswith("#SBATCH --output="))
-            submitted = Path(shlex.split(flag)[1].partition("=")[2]).parent
-            if not (submitted.exists() and submitted.samefile(folder)):
-                return (
-                    f"its sweep's folder was renamed after it was queued: the job looks for {submitted.parents[1]}; "
-                    f"rename it back before the job starts, or `parallelbench cancel {shlex.quote(str(sweep))}` and "
-                    "submit again"
-                )
-        return ""
-
     def calibrate(self, prepared: Prepared, path: Path) -> None:
         """In a short job on the run's nodes."""
         errands.calibrate(prepared, path)
 
-    def findings(self) -> Iterable[tuple[str, str]]:
-        """The cluster's partitions, limits and accounts."""
-        if scheduler.available():
-            return cluster.findings()
-        return [("Slurm", "no sbatch here: sweeps run with launcher=local")]
 
-    def site_findings(self, overrides: Sequence[str], extension: Extension) -> Iterable[tuple[str, str]]:
-        """Whether the cluster takes a job of one device, and one of all devices of the site's nodes."""
-        run, cluster, untold = one_run(["launcher=slurm", *overrides], extension).run, known_cluster(), ""
-        for devices in dict.fromkeys((1, run.site.devices_per_node)):
-            whole = [f"devices={devices}", f"batch_size={devices}", f"strategy={'ddp' if devices > 1 else 'single'}"]
-            planned = one_run(["launcher=slurm", "data=synthetic", *overrides, *whole], extension)
-            (group,) = job_groups([prepare_for_site(planned)])
-            answer = cluster.answer(group.job, untold=untold)
-            untold = answer.untold
-            found = [*answer.refusals, *answer.notes, cluster.unknown]
-            took = f"the cluster takes it{f', and it {answer.start}' if answer.start else ''}"
-            said = "; ".join(filter(None, found)) or took
-            yield f"site={run.site.name}, {count_of(devices, 'device')}", f"{group.shape}: {said}"
+def submitted(sweep: Path) -> bool:
+    """Whether runs of a sweep were submitted to Slurm."""
+    return is_there(sweep / FOLDER)
 
-    def bandwidth(self, overrides: Sequence[str], extension: Extension) -> Iterable[tuple[str, str]]:
-        """All-reduces between nodes, in a short job."""
-        two_nodes = ["launcher=slurm", "strategy=ddp", "nodes=2", "devices=2"]
-        return errands.bandwidth(one_run([*two_nodes, *overrides], extension).run)
+
+def sweep_status(sweeps: Mapping[Path, Look]) -> SweepStatus:
+    """The runs of submitted sweeps with their jobs, and the device-hours. One query for all sweeps."""
+    trackers, trouble, without = _trackers(sweeps)
+    runs: dict[RunFolder, RunStatus] = {}
+    past, to_come = Hours(), Hours()
+    held: list[QueuedJob] = []
+    away: Counter[str] = Counter()
+    for sweep, members in sweeps.items():
+        if (tracker := trackers.get(sweep)) is None:
+            runs |= {folder: _unseen(state) for folder, state in members}
+            continue
+        statuses = {folder: tracker.status(folder, state) for folder, state in members}
+        away.update(status.elsewhere for status in statuses.values() if status.elsewhere)
+        shown = {folder: status.shown() for folder, status in statuses.items()}
+        runs |= {folder: _hidden(each, trouble) if without else each for folder, each in shown.items()}
+        for spent, more in _hours(tracker, statuses):
+            past, to_come = past + spent, to_come + more
+        for job, _, more in stuck(tracker, members):
+            held, to_come = [*held, job], to_come + more
+    hours = f"{past} used, at most {to_come} more (time limits × remaining starts)" if past or to_come else ""
+    report = report_states([job for sweep, tracker in trackers.items() for job in reports(sweep, tracker.queue)])
+    return SweepStatus(runs, [line for line in (hours, *report, *_holding(held), *_gone_to(away), trouble) if line])
+
+
+def logs(run: RunFolder) -> list[Path]:
+    """The output of a run's latest job that Slurm and submitit caught. Slurm is not queried."""
+    sweep, latest = run.path.parent, _latest(run)
+    if latest is None:
+        return []
+    submission, task = latest
+    # The job of an interrupted submission is known only by the names of its logs.
+    job = submission.job_of(task) or (f"*_{task}" if len(submission.tasks) > 1 else "*")
+    return sorted(record.folder_of(sweep, submission.token).glob(f"{job}_*_log.out"))
+
+
+def silence(run: RunFolder) -> str:
+    """Why the latest job of a run can print nothing: its sweep was renamed. Empty where it has only not begun."""
+    sweep, latest = run.path.parent, _latest(run)
+    folder = record.folder_of(sweep, latest[0].token) if latest else sweep
+    for script in folder.glob("*_submission.sh"):
+        (flag,) = (line for line in script.read_text().splitlines() if line.startswith("#SBATCH --output="))
+        submitted_to = Path(shlex.split(flag)[1].partition("=")[2]).parent
+        if not (submitted_to.exists() and submitted_to.samefile(folder)):
+            return (
+                f"its sweep's folder was renamed after it was queued: the job looks for {submitted_to.parents[1]}; "
+                f"rename it back before the job starts, or `parallelbench cancel {shlex.quote(str(sweep))}` and "
+                "submit again"
+            )
+    return ""
+
+
+def findings() -> Iterable[tuple[str, str]]:
+    """(what, finding) pairs for `doctor`: the cluster's partitions and limits."""
+    if scheduler.available():
+        return cluster.findings()
+    return [("Slurm", "no sbatch here: sweeps run with launcher=local")]
+
+
+def site_findings(overrides: Sequence[str], extension: Extension) -> Iterable[tuple[str, str]]:
+    """Whether the cluster takes a job of one device, and one of all devices of the nodes of the site in `overrides`."""
+    run, cluster, untold = one_run(["launcher=slurm", *overrides], extension).run, known_cluster(), ""
+    for devices in dict.fromkeys((1, run.site.devices_per_node)):
+        whole = [f"devices={devices}", f"batch_size={devices}", f"strategy={'ddp' if devices > 1 else 'single'}"]
+        planned = one_run(["launcher=slurm", "data=synthetic", *overrides, *whole], extension)
+        (group,) = job_groups([prepare_for_site(planned)])
+        answer = cluster.answer(group.job, untold=untold)
+        untold = answer.untold
+        found = [*answer.refusals, *answer.notes, cluster.unknown]
+        took = f"the cluster takes it{f', and it {answer.start}' if answer.start else ''}"
+        said = "; ".join(filter(None, found)) or took
+        yield f"site={run.site.name}, {count_of(devices, 'device')}", f"{group.shape}: {said}"
 
 
 def _print(console: Console, text: str) -> None:
@@ -246,10 +235,10 @@ def _hours(tracker: Tracker, statuses: Mapping[RunFolder, JobStatus]) -> Iterato
         yield Hours(), left(submission, attempts, running=running, paused=paused, ends_at=ends_at)
 
 
-def _latest(sweep: Path, run: str) -> tuple[Submission, int] | None:
+def _latest(run: RunFolder) -> tuple[Submission, int] | None:
     """The latest submission of a run, and its task."""
     try:
-        return Tracker.unanswered(record.submissions(sweep)).of(run)
+        return Tracker.unanswered(record.submissions(run.path.parent)).of(run.path.name)
     except ConfigError:
         return None
 

@@ -100,7 +100,6 @@ _ASKING = (_overrides(), _CONF, _plugin())
 """Of verbs that ask for runs."""
 _FOLDER = _value("folder", "DIR", "a results folder, a sweep's folder, or a run's")
 _UNFINISHED = _plugin("your own package; needed if some of its runs are not finished")
-_LAUNCHED_BY = _plugin("your own package, whose launcher the runs were submitted with")
 
 
 def _asks(function: str, text: str, *more: Argument) -> Verb:
@@ -145,7 +144,7 @@ VERBS = {
         "verbs.status:status",
         "print the state of every run below a folder",
         _FOLDER,
-        _LAUNCHED_BY,
+        _UNFINISHED,
         _JSON,
         _flag("--watch", "until all runs have ended; exit with 1 if runs failed"),
         _flag("--all", "list every run, also those that are ok, queued or missing", dest="every"),
@@ -193,7 +192,6 @@ VERBS = {
         "verbs.status:logs",
         "print the output of a run's latest attempt and its job",
         _FOLDER,
-        _LAUNCHED_BY,
         _flag("--follow", "go on printing until the run has ended"),
     ),
     "compare": Verb(
@@ -234,13 +232,11 @@ VERBS = {
         "verbs.status:cancel",
         "end the queued and running jobs of sweeps, or of single runs",
         _value("folders", "DIR", "results folders, sweeps' folders, or runs'", nargs="+"),
-        _LAUNCHED_BY,
     ),
     "forget": Verb(
         "verbs.status:forget",
         "move runs out of their sweep, into its folder .forgotten: submitting measures them anew",
         _value("folders", "RUN", "folders of runs that have ended", nargs="+"),
-        _LAUNCHED_BY,
     ),
     "bundle": Verb(
         "verbs.bundle:bundle",
@@ -340,8 +336,6 @@ VERBS = {
         _overrides("site=NAME nodes=N …"),
         _CONF,
         _JSON,
-        _plugin(),
-        _flag("--bandwidth", "measure all-reduces between the cluster's nodes (a short Slurm job)"),
     ),
     "completion": Verb(
         "verbs.completion:complete",

@@ -16,6 +16,7 @@ import psutil
 
 from launch.attempt.processes import before_the_program, environment
 from launch.launcher import SubmitOptions, glance, launcher_of, prepare_all, states_below
+from launch.slurm.errands import queue_report
 from launch.sweep import expand, one_run
 from launch.verbs.console import console, say
 from launch.verbs.report import report
@@ -83,8 +84,6 @@ def _submit(overrides: Sequence[str], extension: Extension, options: SubmitOptio
     plan = _tuned(planned_runs(overrides, extension, tell=say))
     launcher = launcher_of(plan[0].run)
     _tell_of_sources(plan)
-    if then and not (launcher.trains_here or launcher.reports_afterwards):
-        raise ConfigError(f"launcher={launcher.name} queues no report: leave out --then, and report once all is over")
     prepared = _prepared(plan)
     _check_own_parts(prepared, options.retry)
     folders = [item.folder for item in prepared] if options.retry & {*PUBLISHED, DISTURBED} else []
@@ -97,7 +96,7 @@ def _submit(overrides: Sequence[str], extension: Extension, options: SubmitOptio
         report(str(prepared[0].folder.path.parent), extension, out=None, target=None)
         return code
     if then and not launcher.trains_here:
-        launcher.queue_report(prepared, console())
+        say(queue_report(prepared[0].planned.run))
     if launcher.trains_here and code in (0, 1):
         _tell_of_disturbed(prepared[0].folder.path.parent, extension, again=DISTURBED in options.retry)
     say(_next_command(prepared, code))
@@ -208,7 +207,7 @@ def _disturbed(folders: Sequence[RunFolder], extension: Extension) -> list[RunFo
     gone = excluded(load(folders[0].path.parent, plugin=extension.plugin))
     run_ids = set(gone.filter(gone["exclusion"] == DISTURBED)["run_id"])
     found = [folder for folder in folders if (manifest := folder.manifest()) and manifest["run_id"] in run_ids]
-    require_ended(found, extension)
+    require_ended(found)
     return found
 
 

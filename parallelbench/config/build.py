@@ -15,7 +15,7 @@ import yaml
 
 from parallelbench.config.components import Data, Loader, Loss, LrSchedule, Metric, Model, Optimizer, Strategy
 from parallelbench.config.run import RunConfig, Settings
-from parallelbench.config.sites import LauncherOptions, SuiteLauncher
+from parallelbench.config.sites import AnyLauncher, LauncherOptions
 from parallelbench.config.structure import Component, Name, Node, seconds_in, structure
 from parallelbench.errors import ConfigError, Refusals, choices, did_you_mean, one_line, raised_at
 
@@ -159,7 +159,6 @@ MOVED = {
 """Classes by the names that results of earlier versions, and all run ids, know them by → their names today."""
 OF_PROGRAM = "parallelbench.frameworks.program.Program"
 """What stands for the strategy of a user's own program."""
-_BASES: dict[str, type[Node]] = COMPONENTS | {"launcher": LauncherOptions}
 PLUGIN_SOURCES = "plugin_sources"
 """Key of a component whose class is a plugin's: `RunConfig.plugin_sources`. So a changed strategy is another way to
 train, and a changed model is other work."""
@@ -193,10 +192,10 @@ def whole_mapping(run: RunConfig) -> dict[str, Any]:
     for key in ("sweep_place", "sweep_baseline"):
         if not plain[key]:
             del plain[key]
-    for key in [*COMPONENTS, *([] if isinstance(run.launcher, SuiteLauncher) else ["launcher"])]:
+    for key in COMPONENTS:
         cls = type(getattr(run, key))
         plain[key] = {"_target_": f"{cls.__module__}.{cls.__qualname__}", **plain[key]}
-        if sources and key in COMPONENTS and packages_of(getattr(run, key)) != {"parallelbench"}:
+        if sources and packages_of(getattr(run, key)) != {"parallelbench"}:
             plain[key][PLUGIN_SOURCES] = sources
     for option in brought.get("measure", ()):
         del plain["measure"][option]
@@ -281,7 +280,7 @@ def from_mapping(plain: Mapping[str, Any], plugin: str | None = None) -> RunConf
             elif program is None or "strategy" in parts:
                 parts[key] = build(node, key, plugin)
     with refused:
-        parts["launcher"] = build_launcher(rest.pop("launcher", None), plugin)
+        parts["launcher"] = build_launcher(rest.pop("launcher", None))
     with refused:
         parts |= _settings(rest)
     with refused:
@@ -307,20 +306,17 @@ def _settings(rest: Mapping[str, Any]) -> dict[str, Any]:
     known = Settings.__struct_fields__
     refused = Refusals()
     for key in sorted(rest.keys() - set(known), key=str):
-        refused.add(f"{key} is not a key: {choices(str(key), (*_BASES, *known))}")
+        refused.add(f"{key} is not a key: {choices(str(key), (*COMPONENTS, 'launcher', *known))}")
     refused.raise_any()  # before keys are missed that were wrongly written
     settings: Settings = structure(rest, Settings)
     return {field: getattr(settings, field) for field in known}
 
 
-def build_launcher(node: Any, plugin: str | None) -> LauncherOptions:
-    """A launcher's options: the suite's by their `name`, those of a plugin by their `_target_`."""
+def build_launcher(node: Any) -> LauncherOptions:
+    """A launcher's options, whose kind their `name` says."""
     if node is None:
         raise ConfigError("launcher is missing")
-    targeted = isinstance(node, dict) and "_target_" in node
-    options: LauncherOptions = (
-        build(node, "launcher", plugin) if targeted else structure(node, SuiteLauncher, "launcher")
-    )
+    options: LauncherOptions = structure(node, AnyLauncher, "launcher")
     return options
 
 
@@ -363,7 +359,7 @@ def component_class(target: str, key: str, plugin: str | None) -> type[Node]:
     cls = _imported(MOVED.get(target, target))
     if cls is None:
         raise ConfigError(f"{key}._target_={target} does not exist: {_instead(target, key)}")
-    if not (isinstance(cls, type) and issubclass(cls, _BASES[key])):
+    if not (isinstance(cls, type) and issubclass(cls, COMPONENTS[key])):
         raise ConfigError(f"{key}._target_={target} is refused: it is no {key}")
     if PLUGIN_SOURCES in cls.__struct_fields__:
         raise ConfigError(f"{key}._target_={target} is refused: the suite needs the name {PLUGIN_SOURCES} itself")
@@ -384,7 +380,7 @@ def _instead(target: str, key: str) -> str:
     own = [
         each for each in vars(sys.modules[module]).values() if isinstance(each, type) and package_of(each) == package
     ]
-    hint = did_you_mean(name, (each.__name__ for each in own if issubclass(each, _BASES[key])))
+    hint = did_you_mean(name, (each.__name__ for each in own if issubclass(each, COMPONENTS[key])))
     return f"{module} has no class {name}{f': {hint}' if hint else ''}"
 
 

@@ -49,7 +49,7 @@ VALUES = (
 )
 OPTIONS = (
     *("--conf", "--plugin", "--retry", "--max-gpu-hours", "--json", "--watch", "--all", "--out", "--by", "--across"),
-    *("--fail-if-slower", "--file", "--bandwidth", "--follow", "--then", "--yes", "-m", "--multirun"),
+    *("--fail-if-slower", "--file", "--follow", "--then", "-m", "--multirun"),
     *("--cfg", "-x", "--", "-", "---"),
     *("--conf=", "--json=1", "--fast", "--fail-if-slower=3%", "--fail-if-slower=x", "--by=strategy=ddp,fsdp", "--by=a"),
 )
@@ -147,5 +147,5 @@ class Grammar:
     def _options(self, share: float) -> tuple[str, ...]:
         if self._draw.random() > share:
             return ()
-        option = self._draw.choice([each for each in OPTIONS if each not in ("--watch", "--bandwidth")])
+        option = self._draw.choice([each for each in OPTIONS if each != "--watch"])
         return (option, *([self._draw.choice(VALUES)] if self._draw.random() < 0.5 else []))

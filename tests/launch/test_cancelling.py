@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from launch.slurm import record
-from launch.slurm.launcher import OnSlurm
+from launch.slurm import launcher, record
 from launch.slurm.record import Submission
 from parallelbench import cli
 from parallelbench.errors import StorageError
@@ -106,8 +105,8 @@ def test_jobs_end_on_a_full_disk(
 
     monkeypatch.setattr(record, *(("_take", full) if fails == "lock" else ("write", full)))
     text = io.StringIO()
-    OnSlurm().cancel([sweep], Console(file=text, width=200))
+    launcher.cancel_sweeps([sweep], Console(file=text, width=200))
     assert told == [["scancel", "5", "6", "11"]]
     assert "4 jobs cancelled" in text.getvalue()
-    OnSlurm().cancel_runs([RunFolder(sweep / "a")], Console(file=text, width=200))
+    launcher.cancel_runs([RunFolder(sweep / "a")], Console(file=text, width=200))
     assert told[1:] == [["scancel", "5_0"]]

@@ -16,8 +16,7 @@ import pytest
 from rich.console import Console
 
 from launch.launcher import RunStatus
-from launch.slurm import record, scheduler, submit
-from launch.slurm.launcher import OnSlurm
+from launch.slurm import launcher, record, scheduler, submit
 from launch.slurm.queue import STUCK_S, JobStatus, left, track
 from launch.slurm.scheduler import NoJob, QueuedJob, SubmissionError
 from launch.verbs.run import busy_programs
@@ -77,7 +76,7 @@ def test_a_job_that_holds_its_devices_for_a_finished_run_is_told(
     run = RunFolder(tmp_path / "a")
     began(run, "mine.5.0", 1500.0)
     fake.answers["squeue"] = f"N/A|N/A|5|{job_state}|n1|N/A|N/A|{mine.name}\n"
-    notes = OnSlurm().status({tmp_path: [(run, ended(label, ago_s))]}).notes
+    notes = launcher.sweep_status({tmp_path: [(run, ended(label, ago_s))]}).notes
     assert [line for line in notes if "hours" not in line] == ([told] if told else [])
     assert ("at most 0.58 GPU-hours more" in " ".join(notes)) == ("scancel" in told)
 
@@ -109,7 +108,7 @@ def test_a_job_that_hangs_in_its_end_does_not_keep_its_run(
     fake.answers["squeue"] = f"N/A|N/A|5|COMPLETING|n1|N/A|{at}|{mine.name}\n"
     look = {tmp_path: [(run, state)]}
     tracker = track({tmp_path: [mine]}, look)[tmp_path]
-    status, seen = tracker.status(run, state), OnSlurm().status(look)
+    status, seen = tracker.status(run, state), launcher.sweep_status(look)
     assert (status.label, status.starts(frozenset())) == ((state.label, True) if over else ("running", False))
     assert seen.runs[run].live is not over, "what `status --watch` waits for"
     assert (OPERATORS in seen.notes) == (over or state != MISSING)
@@ -121,7 +120,7 @@ def test_a_finished_sweep_is_asked_about_only_while_a_job_could_be_stuck(
     ago_s: float, asked: list[str], tmp_path: Path, fake: FakeSlurm
 ) -> None:
     record.write(tmp_path, submission(job="5", tasks=[["a"]], created_at=1.0))
-    OnSlurm().status({tmp_path: [(RunFolder(tmp_path / "a"), ended("ok", ago_s))]})
+    launcher.sweep_status({tmp_path: [(RunFolder(tmp_path / "a"), ended("ok", ago_s))]})
     assert fake.asked == asked
 
 
@@ -174,7 +173,7 @@ def test_another_users_queued_runs_are_not_called_missing(
     monkeypatch.setattr(record.os, "geteuid", lambda: os.getuid() + 4242)
     monkeypatch.setattr(record, "require_own", lambda path: record_refusal(path))
     looks = [(RunFolder(tmp_path / "a"), MISSING), (RunFolder(tmp_path / "b"), ended("oom", 600.0))]
-    view = overview(looks, [OnSlurm()])
+    view = overview(looks)
     labels = [status.label for status in view.runs.values()]
     assert labels == ["unknown", "oom"]
     console = Console(width=300, file=io.StringIO())

@@ -12,9 +12,8 @@ import pytest
 from rich.console import Console
 
 from launch.launcher import RunStatus
-from launch.slurm import record, scheduler
+from launch.slurm import launcher, record, scheduler
 from launch.slurm.job import Job
-from launch.slurm.launcher import OnSlurm
 from launch.slurm.queue import JobStatus, Tracker, by_run, track
 from launch.slurm.record import Submission
 from launch.slurm.sbatch import slurm
@@ -180,7 +179,7 @@ def test_cancel_ends_all_jobs_and_says_how_runs_begin_again(
         + f"N/A|N/A|6|PENDING|None|N/A|N/A|{second.name}\n"
     )
     console = Console(width=300, file=io.StringIO())
-    OnSlurm().cancel([tmp_path], console)
+    launcher.cancel_sweeps([tmp_path], console)
     assert told == [["scancel", "5", "6"]]
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "3 jobs cancelled" in text
@@ -388,7 +387,7 @@ def test_a_lock_that_outlived_its_job_does_not_keep_its_run(
     planned = track({tmp_path: [mine]}, look, writes=False)[tmp_path].status(*look[tmp_path][0])
     assert (planned.label, planned.ended, planned.starts(frozenset())) == ("killed", "NODE_FAIL", True)
     assert folder.state().label == "running", "who plans writes nothing"
-    seen = OnSlurm().status(look).runs[folder]
+    seen = launcher.sweep_status(look).runs[folder]
     assert (seen.label, seen.live) == ("killed", False)
     assert (folder.state().label, attempt.outcome() is not None) == ("killed", True)
     (folder.path / "config.yaml").touch()

@@ -12,8 +12,7 @@ import pytest
 from rich.console import Console
 
 from launch.launcher import Prepared, SubmitOptions
-from launch.slurm import record, submit
-from launch.slurm.launcher import OnSlurm
+from launch.slurm import launcher, record, submit
 from launch.slurm.queue import SILENT_S, UNSEEN_S, Tracker, track
 from launch.slurm.record import Submission
 from parallelbench import cli
@@ -66,7 +65,7 @@ def test_runs_that_went_to_another_cluster_are_left_alone(
     monkeypatch.setattr(submit, "sbatch", never)
     at(fake, "b")
     sweep, folders = tmp_path / "adhoc", [item.folder for item in items]
-    seen = OnSlurm().status({sweep: [(folder, MISSING) for folder in folders]})
+    seen = launcher.sweep_status({sweep: [(folder, MISSING) for folder in folders]})
     assert [(status.label, status.hidden, status.live) for status in seen.runs.values()] == [
         ("unknown", True, False)
     ] * 2
@@ -82,8 +81,8 @@ def test_runs_that_went_to_another_cluster_are_left_alone(
     )
     assert all((folder.path / "config.yaml").exists() for folder in folders)
     text = Console(file=io.StringIO(), width=200)
-    OnSlurm().cancel([sweep], text)
-    OnSlurm().cancel_runs(folders[:1], text)
+    launcher.cancel_sweeps([sweep], text)
+    launcher.cancel_runs(folders[:1], text)
     said = text.file.getvalue()  # type: ignore[attr-defined]
     assert "2 runs went to the cluster a, whose jobs are known only there: submit or cancel there" in said
     assert f"{folders[0].path.name} went to the cluster a: cancel it there" in said
@@ -96,7 +95,7 @@ def test_what_was_cancelled_where_it_waited_may_go_elsewhere(
     sweep = tmp_path / "adhoc"
     (first,) = record.submissions(sweep)
     at(fake, "a", *(f"17|{task}|{18 + task}|PENDING|None|N/A|N/A|{first.name}\n" for task in range(2)))
-    OnSlurm().cancel([sweep], Console(file=io.StringIO()))
+    launcher.cancel_sweeps([sweep], Console(file=io.StringIO()))
     assert told == [["scancel", "17"]]
     at(fake, "b")
     monkeypatch.setattr(submit, "sbatch", lambda *_: "5")
@@ -112,12 +111,12 @@ def test_a_run_that_was_cancelled_where_it_waited_may_go_elsewhere_alone(
     sweep, folders = tmp_path / "adhoc", [item.folder for item in items]
     (first,) = record.submissions(sweep)
     at(fake, "a", *(f"17|{task}|{18 + task}|PENDING|None|N/A|N/A|{first.name}\n" for task in range(2)))
-    OnSlurm().cancel_runs(folders[1:], Console(file=io.StringIO()))
+    launcher.cancel_runs(folders[1:], Console(file=io.StringIO()))
     assert told == [["scancel", "17_1"]]
     at(fake, "b")
     assert [known(sweep).status(folder, MISSING).elsewhere for folder in folders] == ["a", ""]
     at(fake, "a", f"17|0|18|PENDING|None|N/A|N/A|{first.name}\n")
-    OnSlurm().cancel_runs(folders[:1], Console(file=io.StringIO()))
+    launcher.cancel_runs(folders[:1], Console(file=io.StringIO()))
     at(fake, "b")
     assert [known(sweep).status(folder, MISSING).elsewhere for folder in folders] == ["", ""]
 
