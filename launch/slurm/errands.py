@@ -180,7 +180,7 @@ def _shared_folder(run: RunConfig, kind: str) -> Iterator[Path]:
 
 def _announce(job: Job) -> None:
     """Say what is waited for; raises `ConfigError` where that would be for ever."""
-    for note in require_accepted([(job, 1)]):
+    for note in require_accepted([job]):
         print(f"note: {note}", file=sys.stderr)
     nodes = count_of(job.shape.nodes, "node")
     print(f"waiting for {nodes} of the cluster; Ctrl-C gives up", file=sys.stderr, flush=True)

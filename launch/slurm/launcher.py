@@ -265,7 +265,7 @@ def _show_plan(to_start: Sequence[Prepared], rest: str, console: Console) -> boo
         if answer.start:
             console.print(answer.start, highlight=False)
         console.print(group.job.script(lengths[0]), style="dim", markup=False, highlight=False, soft_wrap=True)
-    for warning in [*cluster.notes_on_all([(group.job, len(group.tasks())) for group in groups]), *out_of_turn(groups)]:
+    for warning in out_of_turn(groups):
         console.print(f"[yellow]note[/]: {escape(warning)}", soft_wrap=True)
     most = sum((group.most_hours for group in groups), Hours())
     console.print(f"\nat most {most} in all, if every attempt takes its whole time limit", highlight=False)

@@ -91,7 +91,7 @@ def submit(prepared: Sequence[Prepared], options: SubmitOptions, say: Callable[[
     sweep = prepared[0].planned.run.sweep_folder
     wanted = job_groups(_to_start(prepared, options.retry, locked=False)[1])  # before the lock, which makes a folder
     check_budget(wanted, options.max_gpu_hours)
-    notes = require_accepted([(group.job, len(group.tasks())) for group in wanted])
+    notes = require_accepted([group.job for group in wanted])
     for note in [*notes, *out_of_turn(wanted)]:
         say(f"note: {note}")
     with record.lock(sweep):
