@@ -17,7 +17,7 @@ from launch.slurm import cluster, errands, record, scheduler
 from launch.slurm.cluster import known_cluster
 from launch.slurm.errands import report_states, reports
 from launch.slurm.order import in_turns, out_of_turn
-from launch.slurm.queue import ENDING, PAUSED, WAITING, Tracker, left, stuck, track, used
+from launch.slurm.queue import Tracker, track, used
 from launch.slurm.record import FOLDER
 from launch.slurm.sbatch import Hours, job_groups
 from launch.slurm.scheduler import NoSlurmError, SchedulerError
@@ -35,11 +35,9 @@ if TYPE_CHECKING:
     from launch.launcher import Look, Prepared, SubmitOptions
     from launch.slurm.queue import JobStatus
     from launch.slurm.record import Submission
-    from launch.slurm.scheduler import QueuedJob
     from launch.sweep import PlannedRun
     from launch.sweep.compose import Extension
     from parallelbench.config.run import RunConfig
-    from parallelbench.results.attempt import Attempt
     from parallelbench.results.folder import State
 
 
@@ -96,8 +94,7 @@ def sweep_status(sweeps: Mapping[Path, Look]) -> SweepStatus:
     """The runs of submitted sweeps with their jobs, and the device-hours. One query for all sweeps."""
     trackers, trouble, without = _trackers(sweeps)
     runs: dict[RunFolder, RunStatus] = {}
-    past, to_come = Hours(), Hours()
-    held: list[QueuedJob] = []
+    spent = Hours()
     away: Counter[str] = Counter()
     for sweep, members in sweeps.items():
         if (tracker := trackers.get(sweep)) is None:
@@ -107,13 +104,12 @@ def sweep_status(sweeps: Mapping[Path, Look]) -> SweepStatus:
         away.update(status.elsewhere for status in statuses.values() if status.elsewhere)
         shown = {folder: status.shown() for folder, status in statuses.items()}
         runs |= {folder: _hidden(each, trouble) if without else each for folder, each in shown.items()}
-        for spent, more in _hours(tracker, statuses):
-            past, to_come = past + spent, to_come + more
-        for job, _, more in stuck(tracker, members):
-            held, to_come = [*held, job], to_come + more
-    hours = f"{past} used, at most {to_come} more (time limits × remaining starts)" if past or to_come else ""
+        for folder, _ in members:
+            if submissions := [each for each, _ in tracker.jobs.get(folder.path.name, [])]:
+                spent += used(submissions, folder.attempts())
+    hours = f"{spent} used" if spent else ""
     report = report_states([job for sweep, tracker in trackers.items() for job in reports(sweep, tracker.queue)])
-    return SweepStatus(runs, [line for line in (hours, *report, *_holding(held), *_gone_to(away), trouble) if line])
+    return SweepStatus(runs, [line for line in (hours, *report, *_gone_to(away), trouble) if line])
 
 
 def logs(run: RunFolder) -> list[Path]:
@@ -180,7 +176,7 @@ def _trackers(sweeps: Mapping[Path, Look]) -> tuple[dict[Path, Tracker], str, bo
             others = record.belongs_to_another(sweep)
             trouble = f"{sweep} was submitted by another user: who knows its jobs" if others else str(error)
     try:
-        return track(records, sweeps, held=True), trouble, False
+        return track(records, sweeps), trouble, False
     except SchedulerError as error:
         unanswered = {sweep: Tracker.unanswered(submissions) for sweep, submissions in records.items()}
         return unanswered, str(error), isinstance(error, NoSlurmError)
@@ -199,40 +195,11 @@ def _unseen(state: State) -> RunStatus:
     return RunStatus.of_folder(state)
 
 
-def _holding(jobs: Sequence[QueuedJob]) -> Iterator[str]:
-    """Lines about jobs that are stuck."""
-    ending = [job.job for job in jobs if job.state == ENDING]
-    if going := [job.job for job in jobs if job.state != ENDING]:
-        what = f"{count_of(len(going), 'job')} of runs that are over did not end, and hold their devices"
-        yield f"{what}: scancel {' '.join(going)}"
-    if ending:
-        what = f"Slurm can't end {count_of(len(ending), 'job')} (COMPLETING), so devices stay taken"
-        yield f"{what}: tell the cluster's operators of {' '.join(ending)}"
-
-
 def _gone_to(clusters: Counter[str]) -> Iterator[str]:
     """Lines about runs whose jobs other clusters may have; cluster → how many."""
     for name, count in sorted(clusters.items()):
         runs = f"{count_of(count, 'run')} went to the cluster {name}"
         yield f"{runs}, whose jobs are known only there: submit or cancel there"
-
-
-def _hours(tracker: Tracker, statuses: Mapping[RunFolder, JobStatus]) -> Iterator[tuple[Hours, Hours]]:
-    """(used, to come at most) of each submitted run, and of each job that is in the queue."""
-    live: dict[tuple[str, int], tuple[Submission, list[Attempt], bool, QueuedJob | None]] = {}
-    for folder, status in statuses.items():
-        latest = tracker.of(folder.path.name)
-        if latest is None:
-            continue
-        (submission, task), attempts = latest, folder.attempts()
-        yield used([each for each, _ in tracker.jobs[folder.path.name]], attempts), Hours()
-        if status.live or status.label == "running":
-            queued = status.queued
-            running = queued.state not in WAITING if queued is not None else status.label == "running"
-            live.setdefault((submission.token, task), (submission, [], running, queued))[1].extend(attempts)
-    for submission, attempts, running, queued in live.values():
-        paused, ends_at = (queued.state in PAUSED, queued.ends_at) if queued is not None else (False, None)
-        yield Hours(), left(submission, attempts, running=running, paused=paused, ends_at=ends_at)
 
 
 def _latest(run: RunFolder) -> tuple[Submission, int] | None:

@@ -33,8 +33,8 @@ def sweep(tmp_path: Path, fake: FakeSlurm) -> Path:
 
 def queue(array: Submission, packed: Submission) -> str:
     return (
-        f"5|0|7|RUNNING|n1|N/A|N/A|{array.name}\n5|1|8|PENDING|None|N/A|N/A|{array.name}\n"
-        f"N/A|N/A|6|PENDING|None|N/A|N/A|{packed.name}\n"
+        f"5|0|7|RUNNING|n1|N/A|{array.name}\n5|1|8|PENDING|None|N/A|{array.name}\n"
+        f"N/A|N/A|6|PENDING|None|N/A|{packed.name}\n"
     )
 
 
@@ -98,7 +98,7 @@ def test_jobs_end_on_a_full_disk(
     """Neither the lock can be written, nor the id of a job whose answer was lost."""
     lost = submission(tasks=[["f"]])
     record.write(sweep, lost)
-    fake.answers["squeue"] += f"N/A|N/A|11|PENDING|None|N/A|N/A|{lost.name}\n"
+    fake.answers["squeue"] += f"N/A|N/A|11|PENDING|None|N/A|{lost.name}\n"
 
     def full(*_: object) -> None:
         raise StorageError("can't write: no space is left")

@@ -219,7 +219,7 @@ def test_what_waits_in_the_queue_is_not_to_start(tmp_path: Path, fake: FakeSlurm
     tasks = [[item.folder.path.name] for item in items]
     queued = submission(tasks=tasks, job="1", created_at=time.time())
     record.write(items[0].planned.run.sweep_folder, queued)
-    fake.answers["squeue"] = f"1|0|1|PENDING|Resources|N/A|N/A|{queued.name}\n"
+    fake.answers["squeue"] = f"1|0|1|PENDING|Resources|N/A|{queued.name}\n"
     fake.answers["sinfo"] = SINFO
     assert OnSlurm().show_plan(items, [MISSING, MISSING], Console(file=io.StringIO()))[1] == [False, True]
     assert fake.asked.count("squeue") == 1

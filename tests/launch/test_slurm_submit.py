@@ -113,7 +113,7 @@ def test_a_job_whose_answer_was_lost_is_found_by_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake: FakeSlurm
 ) -> None:
     def sbatch(_: Path, submission: Submission, __: object) -> str:
-        fake.answers["squeue"] = f"17|N/A|17|PENDING|None|N/A|N/A|{submission.name}\n"
+        fake.answers["squeue"] = f"17|N/A|17|PENDING|None|N/A|{submission.name}\n"
         raise SubmissionError("sbatch: Socket timed out", NoJob.LOST)
 
     monkeypatch.setattr(submit.job, "leave_calls", lambda *_: None)

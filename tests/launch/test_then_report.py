@@ -39,7 +39,7 @@ def queued(fake: FakeSlurm, run: RunConfig) -> list[Submission]:
     jobs = [submission(job="5", tasks=[["a"], ["b"]]), submission(job="6", tasks=[["c"]])]
     for each in jobs:
         record.write(run.sweep_folder, each)
-    fake.answers["squeue"] = "".join(f"5|{task}|{7 + task}|PENDING|None|N/A|N/A|{jobs[0].name}\n" for task in range(2))
+    fake.answers["squeue"] = "".join(f"5|{task}|{7 + task}|PENDING|None|N/A|{jobs[0].name}\n" for task in range(2))
     return jobs
 
 
@@ -132,7 +132,7 @@ def test_the_report_is_written_in_the_sites_container(tmp_path: Path) -> None:
 
 def test_a_later_submit_replaces_the_report_that_waits(run: RunConfig, fake: FakeSlurm, told: list[list[str]]) -> None:
     queued(fake, run)
-    fake.answers["squeue"] += f"N/A|N/A|90|PENDING|Dependency|N/A|N/A|{report_name(run.sweep_folder)}\n"
+    fake.answers["squeue"] += f"N/A|N/A|90|PENDING|Dependency|N/A|{report_name(run.sweep_folder)}\n"
     queue_report(run)
     assert [words[0] for words in told] == ["sbatch", "scancel"]
     assert told[1] == ["scancel", "90"]
@@ -206,7 +206,7 @@ def test_a_refusal_says_that_the_jobs_are_there(
 
 def test_status_tells_of_the_report_and_cancel_ends_it(run: RunConfig, fake: FakeSlurm, told: list[list[str]]) -> None:
     queued(fake, run)
-    fake.answers["squeue"] += f"N/A|N/A|90|PENDING|Dependency|N/A|N/A|{report_name(run.sweep_folder)}\n"
+    fake.answers["squeue"] += f"N/A|N/A|90|PENDING|Dependency|N/A|{report_name(run.sweep_folder)}\n"
     sweep = run.sweep_folder
     found = launcher.sweep_status({sweep: [(RunFolder(sweep / "a"), MISSING)]})
     assert "writing reports once the others are over: 90" in found.notes

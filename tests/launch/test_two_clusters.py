@@ -94,7 +94,7 @@ def test_what_was_cancelled_where_it_waited_may_go_elsewhere(
 ) -> None:
     sweep = tmp_path / "adhoc"
     (first,) = record.submissions(sweep)
-    at(fake, "a", *(f"17|{task}|{18 + task}|PENDING|None|N/A|N/A|{first.name}\n" for task in range(2)))
+    at(fake, "a", *(f"17|{task}|{18 + task}|PENDING|None|N/A|{first.name}\n" for task in range(2)))
     launcher.cancel_sweeps([sweep], Console(file=io.StringIO()))
     assert told == [["scancel", "17"]]
     at(fake, "b")
@@ -110,12 +110,12 @@ def test_a_run_that_was_cancelled_where_it_waited_may_go_elsewhere_alone(
 ) -> None:
     sweep, folders = tmp_path / "adhoc", [item.folder for item in items]
     (first,) = record.submissions(sweep)
-    at(fake, "a", *(f"17|{task}|{18 + task}|PENDING|None|N/A|N/A|{first.name}\n" for task in range(2)))
+    at(fake, "a", *(f"17|{task}|{18 + task}|PENDING|None|N/A|{first.name}\n" for task in range(2)))
     launcher.cancel_runs(folders[1:], Console(file=io.StringIO()))
     assert told == [["scancel", "17_1"]]
     at(fake, "b")
     assert [known(sweep).status(folder, MISSING).elsewhere for folder in folders] == ["a", ""]
-    at(fake, "a", f"17|0|18|PENDING|None|N/A|N/A|{first.name}\n")
+    at(fake, "a", f"17|0|18|PENDING|None|N/A|{first.name}\n")
     launcher.cancel_runs(folders[:1], Console(file=io.StringIO()))
     at(fake, "b")
     assert [known(sweep).status(folder, MISSING).elsewhere for folder in folders] == ["", ""]
@@ -145,7 +145,7 @@ def test_jobs_of_this_cluster_and_of_older_releases_are_judged_by_its_queue(
 def test_the_name_is_asked_for_only_where_a_job_is_not_in_the_queue(tmp_path: Path, fake: FakeSlurm) -> None:
     mine = submission(job="17", cluster="a", tasks=[["a"]])
     record.write(tmp_path, mine)
-    at(fake, "b", f"N/A|N/A|17|PENDING|None|N/A|N/A|{mine.name}\n")
+    at(fake, "b", f"N/A|N/A|17|PENDING|None|N/A|{mine.name}\n")
     assert known(tmp_path).status(RunFolder(tmp_path / "a"), MISSING).label == "queued"
     assert fake.asked == ["squeue"]
 

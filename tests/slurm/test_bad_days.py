@@ -8,10 +8,9 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
-from launch.slurm import queue, scheduler
+from launch.slurm import scheduler
 from parallelbench.results.folder import find_runs
 from tests.faults import fault
 from tests.helpers import fill_disk
@@ -185,33 +184,6 @@ def test_a_suspended_job_is_no_running_one(sweeps: Sweeps) -> None:
     finally:
         sweeps.cluster.run("scontrol", "resume", job)
     assert rows(sweeps)[0]["state"] == "running"
-
-
-@fault(
-    "lifecycle",
-    "A job that does not end",
-    injection="Slurm's own process of a job is stopped while the run ends; queue.STUCK_S=0",
-    outcome="the run is ok; status says that its job holds its devices, and how to end it",
-)
-def test_a_job_that_holds_its_devices_after_its_run(sweeps: Sweeps, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue, "STUCK_S", 0.0)
-    assert sweeps.submit(*WITHOUT_TORCH, "epochs=50", "strategy.step_s=0.02")[0] == 0
-    job = running(sweeps)
-    (run,) = find_runs(sweeps.results)
-    until(lambda: bool(run.attempts() and run.attempts()[0].supervisor()), what="a supervisor", timeout_s=PATIENCE_S)
-    supervisor = run.attempts()[0].supervisor()
-    assert supervisor is not None
-    above = [each for each in psutil.Process(supervisor.pid).parents() if each.name() == "slurmstepd"]
-    assert above
-    for process in above:
-        process.suspend()
-    try:
-        sweeps.until_done()
-        text = " ".join(sweeps.run("status", str(sweeps.results))[1].split())
-    finally:
-        for process in above:
-            process.resume()
-    assert f"1 job of runs that are over did not end, and hold their devices: scancel {job}" in text
 
 
 def test_jobs_are_cancelled_on_a_full_disk(sweeps: Sweeps, small_disk: Path) -> None:
