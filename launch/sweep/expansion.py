@@ -64,8 +64,6 @@ class PlannedRun:
 
     run: RunConfig
     overrides: list[str]
-    tune: bool = False
-    """Whether a trial chooses the keys that no override sets."""
     asked: str = field(default="", compare=False)
     """The words that the whole sweep was asked for with, as a shell takes them, but for its repeats."""
 
@@ -122,7 +120,7 @@ def expand(overrides: Sequence[str], extension: Extension = NOTHING, *, tell: Te
 
 
 def _ordered(sweep: Sweep, composer: _Composer, points: list[Point], tell: Tell) -> list[PlannedRun]:
-    planned: dict[tuple[str, bool], PlannedRun] = {}
+    planned: dict[str, PlannedRun] = {}
     fitting = _Fitting(sweep, composer.extension.plugin)
     refused = Refusals()
     places: dict[str, int] = {}
@@ -134,7 +132,6 @@ def _ordered(sweep: Sweep, composer: _Composer, points: list[Point], tell: Tell)
             with refused:
                 plain = composer.apply(point)
                 plain["repeat"] = structure(plain.get("repeat"), int, "repeat") + repeat
-                tune = structure(plain.get("tune"), bool, "tune")
                 if (run := fitting.run(plain, point)) is None:
                     continue
                 run = identified(run)
@@ -142,7 +139,7 @@ def _ordered(sweep: Sweep, composer: _Composer, points: list[Point], tell: Tell)
                 run = msgspec.structs.replace(run, sweep_place=place, sweep_baseline=sweep.baseline)
                 _check_setup(run, composer.extension)
                 overrides = [*composer.fixed, *_as_overrides(point, plain["repeat"])]
-                same = planned.setdefault((run_id(run), tune), PlannedRun(run, overrides, tune))
+                same = planned.setdefault(run_id(run), PlannedRun(run, overrides))
                 check_place(run, same.run, next(iter(planned.values())).run)
         refused.raise_any()
     if fitting.left_out and not planned:
@@ -446,7 +443,7 @@ def identified(run: RunConfig) -> RunConfig:
 
 _IN_NAME = ("data", "model", "strategy", "devices", "repeat")
 """Parts of a run's name."""
-_NOT_IDENTITY = ("results", "launcher", "site", "sweep", "tune")
+_NOT_IDENTITY = ("results", "launcher", "site", "sweep")
 """Keys that are no part of an experiment: the same run may be requested with other values."""
 
 
@@ -454,7 +451,7 @@ def varying(runs: Sequence[Sequence[str]], *, besides: Collection[str] = ()) -> 
     """For each run, in one line, its overrides whose keys differ between runs; without the keys in `besides`."""
     counts = Counter(override for overrides in runs for override in set(overrides))
     keys = {override.partition("=")[0] for override, count in counts.items() if count < len(runs)}
-    keys = {key for key in keys if not key.startswith("#")}  # why a strategy was chosen
+    keys = {key for key in keys if not key.startswith("#")}  # what the sweep was asked for with
     keys = {key for key in keys if key not in (*_IN_NAME, *besides) and key.partition(".")[0] not in _NOT_IDENTITY}
     # Quotes are for Hydra. Many runs share an override, so each is formatted once.
     shown = {override: override.replace('"', "") for override in counts if override.partition("=")[0] in keys}

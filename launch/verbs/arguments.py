@@ -113,10 +113,6 @@ VERBS = {
         "print the resolved configuration, its run id, and all choices",
     ),
     "plan": _asks("verbs.plan:plan", "print every run of a sweep with its resources and state; writes nothing", _JSON),
-    "tune": _asks(
-        "verbs.run:tune",
-        "find the fastest settings here in a short trial, for a sweep that is submitted with tune=true",
-    ),
     "submit": _asks(
         "verbs.run:submit",
         "train the missing runs of a sweep: sweep=NAME, or lists such as devices=1,2",
@@ -296,13 +292,6 @@ VERBS = {
             "propose runs to measure in so many device-hours, as a sweep file",
             dest="budget_h",
             type=_positive("device-hours above 0, e.g. 20h"),
-        ),
-        _value(
-            "--loop",
-            "N",
-            "propose runs, train them and fit anew, at most N times",
-            dest="rounds",
-            type=_positive("a whole number above 0, e.g. 64", int),
         ),
         _value(
             "--check", "PATH", "print the errors on a folder of runs, or a CSV in vTrain's or llm-foundry's columns"

@@ -1,4 +1,4 @@
-"""The verbs that start work: `run`, `submit`, `tune` and `prepare`; `strategy=auto`; changed sources of a plugin."""
+"""The verbs that start work: `run`, `submit` and `prepare`; changed sources of a plugin."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import psutil
@@ -32,24 +31,23 @@ from parallelbench.training.checks import own_parts
 from parallelbench.training.checks.own_parts import is_own
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from launch.launcher import Prepared
     from launch.sweep import PlannedRun
     from launch.sweep.compose import Extension
-    from launch.verbs.advise import Question
     from parallelbench.config.run import RunConfig
 
 
 def run(overrides: Sequence[str], extension: Extension) -> int:
     """Train one run on this machine, also if it failed before. The last line printed is the run folder."""
-    planned = planned_run(overrides, extension)
+    planned = one_run(overrides, extension)
     _tell_of_sources([planned])
     launcher = launcher_of(planned.run)
     if not launcher.trains_here:
         raise ConfigError(f"launcher={launcher.name} queues jobs, but `run` trains here: use `parallelbench submit`")
-    prepared, again = _prepared(_tuned([planned])), frozenset(OUTCOMES) - {*PUBLISHED}
+    prepared, again = _prepared([planned]), frozenset(OUTCOMES) - {*PUBLISHED}
     _check_own_parts(prepared, again)
     folder = prepared[0].folder
     if (state := folder.state()).state == "done":
@@ -81,7 +79,7 @@ def submit(
 
 
 def _submit(overrides: Sequence[str], extension: Extension, options: SubmitOptions, *, then: str | None) -> int:
-    plan = _tuned(planned_runs(overrides, extension, tell=say))
+    plan = expand(overrides, extension, tell=say)
     launcher = launcher_of(plan[0].run)
     _tell_of_sources(plan)
     prepared = _prepared(plan)
@@ -226,18 +224,6 @@ def _next_command(prepared: Sequence[Prepared], code: int) -> str:
     return line if failed is None else f"{line}, or parallelbench logs {shlex.quote(str(failed.path))}"
 
 
-def tune(overrides: Sequence[str], extension: Extension) -> int:
-    """Try settings here, and keep the fastest for `submit … tune=true` of the same sweep; does no runs."""
-    from launch.tuning import try_out_here, tuned
-
-    plan = [replace(planned, tune=True) for planned in expand(overrides, extension)]
-    _prepared(plan)
-    tuned(plan, try_out_here, say, again=True)
-    runs = count_of(len(plan), "run")
-    say(f"`parallelbench submit` with the same overrides and tune=true uses these settings for {runs}")
-    return 0
-
-
 def prepare_data(overrides: Sequence[str], extension: Extension) -> int:
     """Download and convert a data set once."""
     from parallelbench.data.prepare import prepare
@@ -245,18 +231,6 @@ def prepare_data(overrides: Sequence[str], extension: Extension) -> int:
     planned = one_run(overrides, extension, instead="prepare one data set at a time").run
     prepare(planned.data, planned.site.data_folder, progress=lambda text: console().print(text, highlight=False))
     return 0
-
-
-def _tuned(plan: list[PlannedRun]) -> list[PlannedRun]:
-    """The plan with the settings that a trial chooses, where the plan asks for one."""
-    if not any(planned.tune for planned in plan):
-        return plan
-    from launch.tuning import known, try_out_here, tuned
-
-    if not launcher_of(plan[0].run).trains_here:
-        return known(plan)
-    _prepared(plan)  # nothing is tried for runs that are refused
-    return tuned(plan, try_out_here, say)
 
 
 def _prepared(plan: Sequence[PlannedRun]) -> list[Prepared]:
@@ -271,64 +245,6 @@ def _outcomes(text: str | None) -> frozenset[str]:
         if name not in valid:
             raise ConfigError(f"--retry {text}: {name} is no outcome to try again; {choices(name, valid)}")
     return frozenset(names)
-
-
-AUTO = "strategy=auto"
-
-
-def planned_runs(
-    overrides: Sequence[str], extension: Extension, *, tell: Callable[[str], object] = str
-) -> list[PlannedRun]:
-    """All runs of a sweep, with the strategies that the advisor chooses under `strategy=auto`.
-
-    `tell` is called with a line for each configuration that is left out.
-    """
-    return _chosen(overrides, extension) if AUTO in overrides else expand(overrides, extension, tell=tell)
-
-
-def planned_run(overrides: Sequence[str], extension: Extension) -> PlannedRun:
-    """The single run that the overrides describe, likewise."""
-    if AUTO not in overrides:
-        return one_run(overrides, extension)
-    plan = _chosen(overrides, extension)
-    if len(plan) != 1:
-        raise ConfigError(f"these overrides ask for {len(plan)} runs: use `parallelbench submit`, or choose one value")
-    return plan[0]
-
-
-def asked_of(overrides: Sequence[str], extension: Extension) -> Question:
-    """What the advisor is asked in place of `strategy=auto`."""
-    from launch.verbs.advise import asked
-
-    question = asked([text for text in overrides if text != AUTO], extension)
-    if question.gpt is not None:
-        raise ConfigError(
-            "strategy=auto can't choose for model=gpt, which is predicted by formula: name a strategy, or choose "
-            "model=gpt_tiny, whose layers are counted"
-        )
-    return replace(question, devices=question.devices or [question.bases[0].devices])
-
-
-def _chosen(overrides: Sequence[str], extension: Extension) -> list[PlannedRun]:
-    """The fastest layout that fits, on each number of devices; the reason goes into the intent."""
-    from analysis.advisor.advice import chosen, sentence
-    from launch.verbs.advise import answered
-
-    question = asked_of(overrides, extension)
-    answer = answered(question)
-    plan: list[PlannedRun] = []
-    for count in question.devices or ():
-        of_count = [row for row in answer.rows if row.devices == count]
-        others = [each for each in answer.impossible if each.devices == count]
-        choice, text = chosen(of_count, "time"), sentence(of_count, "time", others)
-        if choice is None:
-            raise ConfigError(f"{AUTO} finds no strategy on devices={count}: {text}")
-        placed = [] if "nodes" in question.given or question.bases[0].site.name == "default" else [choice.nodes]
-        nodes = [f"nodes={each}" for each in placed]
-        what = [f"devices={count}", f"strategy={choice.strategy}", *choice.options, *nodes]
-        runs = expand([*question.overrides, *what], extension)
-        plan += [replace(run, overrides=[*run.overrides, f"# {AUTO}: {text}"]) for run in runs]
-    return plan
 
 
 def notes_on_sources(plan: Sequence[PlannedRun]) -> Iterator[str]:

@@ -261,7 +261,6 @@ def from_mapping(plain: Mapping[str, Any], plugin: str | None = None) -> RunConf
     rest = dict(plain)
     sweep_name = rest.pop("sweep_name", "adhoc")
     place, baseline = rest.pop("sweep_place", 0), rest.pop("sweep_baseline", None)
-    rest.pop("tune", None)  # for planning only
     refused, of_strategy, parts = Refusals(), Refusals(), dict[str, Any]()
     program = rest.pop("program", None)
     with of_strategy:  # first, since it may bring others

@@ -11,7 +11,7 @@ KEYS = (
     *("epochs", "devices", "nodes", "batch_size", "seed", "repeat", "device", "precision", "scaling", "compile"),
     *("optimizer.lr", "optimizer.momentum", "strategy.bucket_mib", "measure.parity", "site.partition", "data.files"),
     *("site.data_dir", "launcher.timeout_s", "sweep.repeats", "sweep.name", "sweep.blocks", "nccl.backend"),
-    *("preprocess.engine", "model._target_", "results", "tune", "site.setup", "site.modules"),
+    *("preprocess.engine", "model._target_", "results", "site.setup", "site.modules"),
 )
 GROUPS = (
     *("model", "data", "strategy", "optimizer", "lr_schedule", "loss", "metric", "loader", "measure"),
@@ -64,7 +64,7 @@ SHIPPED = (
     *("optimizer/adam", "loss/cross_entropy", "loader/dataloader", "sweep/demo", "site/default", "measure/default"),
 )
 """Files that are copied with something wrong in each."""
-CONFIGURED = ("plan", "show", "submit", "run", "tune")
+CONFIGURED = ("plan", "show", "submit", "run")
 ON_FOLDERS = ("status", "logs", "cancel", "forget", "claims", "compare")
 NEVER = "results=/dev/null/x"
 """Whoever would train is refused: nothing can be written there."""
