@@ -7,6 +7,7 @@ reservations are looked up besides.
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from dataclasses import dataclass, field, replace
@@ -191,8 +192,22 @@ def require_accepted(jobs: Sequence[Job]) -> list[str]:
     answers = list(cluster.answers(jobs))
     if texts := list(dict.fromkeys(text for answer in answers for text in answer.refusals)):
         raise ConfigError(f"refused by the cluster, nothing was submitted: {'; '.join(texts)}")
-    notes = [*(note for answer in answers for note in answer.notes), cluster.unknown]
+    notes = [*(note for answer in answers for note in answer.notes), cluster.unknown, ignored_variables()]
     return list(dict.fromkeys(filter(None, notes)))
+
+
+def ignored_variables() -> str:
+    """A note on the variables by which sbatch would choose an account, a partition or a cluster; empty: none is set.
+
+    A sweep is submitted in several sessions, and all of its jobs have to go to the same place: so the site decides.
+    """
+    names = sorted(
+        name for name, value in os.environ.items() if value and name.startswith(("SBATCH_", "SLURM_CLUSTERS"))
+    )
+    if not names:
+        return ""
+    have = "has" if len(names) == 1 else "have"
+    return f"{', '.join(names)} of the environment {have} no effect: set site.account, site.partition and the like"
 
 
 _RECURRING = {"HOURLY", "DAILY", "WEEKDAY", "WEEKEND", "WEEKLY"}

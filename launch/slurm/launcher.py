@@ -14,7 +14,7 @@ from rich.markup import escape
 
 from launch.launcher import Launcher, RunStatus, SweepStatus, resumption, states_of
 from launch.slurm import cluster, errands, record, scheduler
-from launch.slurm.cluster import known_cluster
+from launch.slurm.cluster import ignored_variables, known_cluster
 from launch.slurm.errands import report_states, reports
 from launch.slurm.order import in_turns, out_of_turn
 from launch.slurm.queue import Tracker, track, used
@@ -232,7 +232,7 @@ def _show_plan(to_start: Sequence[Prepared], rest: str, console: Console) -> boo
         if answer.start:
             console.print(answer.start, highlight=False)
         console.print(group.job.script(lengths[0]), style="dim", markup=False, highlight=False, soft_wrap=True)
-    for warning in out_of_turn(groups):
+    for warning in filter(None, [*out_of_turn(groups), ignored_variables()]):
         console.print(f"[yellow]note[/]: {escape(warning)}", soft_wrap=True)
     most = sum((group.most_hours for group in groups), Hours())
     console.print(f"\nat most {most} in all, if every attempt takes its whole time limit", highlight=False)

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from launch.slurm.sbatch import Job, JobGroup, Shape
     from launch.sweep import PlannedRun
     from parallelbench.config.run import RunConfig
-    from parallelbench.config.sites import Site
 
 
 def device_type_of(run: RunConfig) -> str:
@@ -53,7 +52,6 @@ def device_type_of(run: RunConfig) -> str:
 
 def prepare_for_site(planned: PlannedRun) -> Prepared:
     """Check a run as far as the login node can, and fix its device type."""
-    refuse_contradictions(planned.run.site, os.environ)
     site_flags(planned.run.site)  # refuses options that the suite sets
     run = msgspec.structs.replace(planned.run, device=device_type_of(planned.run))
     shape = shape_of(run, run.device)
@@ -262,37 +260,6 @@ def job_in(answer: str) -> str:
     if not found:
         raise FailedSubmissionError(f'Could not make sense of sbatch output "{answer}"')
     return str(found[-1])
-
-
-_KEYS = {
-    "SBATCH_ACCOUNT": "account",
-    "SBATCH_PARTITION": "partition",
-    "SBATCH_QOS": "qos",
-    "SBATCH_CONSTRAINT": "constraint",
-    "SBATCH_WCKEY": "wckey",
-    "SBATCH_RESERVATION": "reservation",
-    "SBATCH_COMMENT": "sbatch.comment",
-}
-"""Variable → the key of the site that says the same."""
-_WITHOUT_KEY = ("SBATCH_CLUSTERS", "SLURM_CLUSTERS")
-"""Variables that would send jobs elsewhere, too, but have no key."""
-
-
-def refuse_contradictions(site: Site, environment: Mapping[str, str]) -> None:
-    """Raise `ConfigError` where jobs would go elsewhere, or be charged to another, than the environment says.
-
-    sbatch itself would prefer the environment to its script. But a sweep is submitted in several sessions, and all of
-    its jobs have to go to the same place; so the site decides, and the environment is not passed on.
-    """
-    for name, key in _KEYS.items():
-        of, _, option = key.partition(".")
-        asked, own = environment.get(name), (getattr(site, of) or {}).get(option) if option else getattr(site, of)
-        if asked and asked != (own if own is None else str(own)):
-            says = f"site.{key}={own}" if own is not None else f"site.{key} is not set"
-            raise ConfigError(f"{name}={asked!r} in the environment, but {says}: set site.{key}, or unset {name}")
-    for name in _WITHOUT_KEY:
-        if environment.get(name):
-            raise ConfigError(f"{name}={environment[name]!r} in the environment has no effect on these jobs: unset it")
 
 
 _WRITERS = 16
