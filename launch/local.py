@@ -35,7 +35,9 @@ from launch.attempt.supervisor import (
     stoppable,
     supervise,
 )
-from launch.launcher import Launcher, checked, resumption
+from launch.checks import checked
+from launch.launcher import Launcher
+from launch.states import resumption
 from parallelbench.config.dataset_check import require_memory
 from parallelbench.errors import ConfigError, StorageError, count_of, duration, one_line
 from parallelbench.world.affinity import own_cores

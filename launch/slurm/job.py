@@ -25,11 +25,11 @@ from launch.attempt.outcome import interrupted, unsaved
 from launch.attempt.processes import Training, WarmWorkers
 from launch.attempt.signals import action_of, heed, noting
 from launch.attempt.supervisor import Interrupted, NotBegun, carry_out, stoppable, supervise, too_small
-from launch.launcher import saved
 from launch.slurm import record, scheduler
 from launch.slurm.rendezvous import PATIENCE_S, POLL_S, OutOfTimeError, awaited, begun, host, join, of_nodes
 from launch.slurm.sbatch import ENDS_AT, ask_outside
 from launch.slurm.scheduler import NoSlurmError, SchedulerError
+from launch.states import saved
 from parallelbench.config.identity import slug
 from parallelbench.errors import ConfigError, StorageError, ends_the_program
 from parallelbench.frameworks.control_group import PatienceError

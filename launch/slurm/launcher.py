@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
-from launch.launcher import Launcher, RunStatus, SweepStatus, resumption, states_of
+from launch.launcher import Launcher
 from launch.slurm import cluster, errands, record, scheduler
 from launch.slurm.cluster import ignored_variables, known_cluster
 from launch.slurm.errands import report_states, reports
@@ -22,6 +22,7 @@ from launch.slurm.record import FOLDER
 from launch.slurm.sbatch import Hours, job_groups
 from launch.slurm.scheduler import NoSlurmError, SchedulerError
 from launch.slurm.submit import device_type_of, not_submitted, prepare_for_site, submit
+from launch.states import RunStatus, SweepStatus, resumption, states_of
 from launch.sweep import one_run
 from parallelbench.errors import ConfigError, StorageError, count_of
 from parallelbench.results.files import is_there
@@ -32,9 +33,10 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from launch.launcher import Look, Prepared, SubmitOptions
+    from launch.launcher import Prepared, SubmitOptions
     from launch.slurm.queue import JobStatus
     from launch.slurm.record import Submission
+    from launch.states import Look
     from launch.sweep import PlannedRun
     from launch.sweep.compose import Extension
     from parallelbench.config.run import RunConfig

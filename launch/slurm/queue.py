@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from launch.attempt.outcome import unsaved
-from launch.launcher import RunStatus, saved
 from launch.slurm import record, scheduler
 from launch.slurm.job import leave_calls
 from launch.slurm.sbatch import WARNING_OFF_BY_S, Hours, slurm
+from launch.states import RunStatus, saved
 from parallelbench.errors import StorageError
 from parallelbench.results import liveness
 from parallelbench.results.attempt import HEARTBEAT_S, Attempt, Outcome
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from launch.launcher import Look
     from launch.slurm.record import Submission
     from launch.slurm.scheduler import QueuedJob
+    from launch.states import Look
     from parallelbench.config.run import RunConfig
     from parallelbench.config.sites import Site, SlurmLauncher
     from parallelbench.results.folder import RunFolder

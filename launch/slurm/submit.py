@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import psutil
 
-from launch.launcher import checked, states_of
+from launch.checks import checked
 from launch.slurm import job, record, scheduler
 from launch.slurm.cluster import require_accepted
 from launch.slurm.limits import check_budget
@@ -27,6 +27,7 @@ from launch.slurm.order import in_turns, out_of_turn
 from launch.slurm.queue import track
 from launch.slurm.sbatch import check_container, job_groups, job_of_runs, shape_of, site_flags
 from launch.slurm.scheduler import NoJob, SchedulerError, SubmissionError
+from launch.states import states_of
 from parallelbench.config.dataset_check import require_memory
 from parallelbench.errors import ConfigError, StorageError, count_of
 from parallelbench.results.files import storage_errors

@@ -31,7 +31,8 @@ from analysis import load, text
 from analysis.comparison.counterparts import agreements
 from analysis.comparison.exclusions import require_finished
 from analysis.report.page import write_report_of
-from launch.launcher import SubmitOptions, launcher_of, prepare_all
+from launch.checks import prepare_all
+from launch.launcher import SubmitOptions, launcher_of
 from launch.local import EXIT_INTERRUPTED
 from launch.sweep import PlannedRun, one_run
 from launch.verbs.console import console, existing, say

@@ -13,7 +13,9 @@ import msgspec
 from rich.console import Console
 from rich.markup import escape
 
-from launch.launcher import check_results, launcher_of, prepare_each, states_of
+from launch.checks import check_results, prepare_each
+from launch.launcher import launcher_of
+from launch.states import states_of
 from launch.sweep import expand, one_run
 from launch.sweep.compose import group_choices
 from launch.sweep.expansion import varying

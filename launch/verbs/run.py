@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING
 import psutil
 
 from launch.attempt.processes import before_the_program, environment
-from launch.launcher import SubmitOptions, glance, launcher_of, prepare_all, states_below
+from launch.checks import prepare_all
+from launch.launcher import SubmitOptions, launcher_of
 from launch.slurm.errands import queue_report
+from launch.states import glance, states_below
 from launch.sweep import expand, one_run
 from launch.verbs.console import console, say
 from launch.verbs.report import report

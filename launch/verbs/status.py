@@ -15,8 +15,8 @@ from rich.live import Live
 from rich.markup import escape
 from rich.text import Text
 
-from launch.launcher import RunStatus, SweepStatus, glance, states_below
 from launch.slurm import launcher as slurm
+from launch.states import RunStatus, SweepStatus, glance, states_below
 from launch.sweep.expansion import overrides_of, varying
 from launch.verbs.console import console, existing, listing, print_status, say
 from parallelbench.errors import ConfigError, count_of, duration
@@ -33,7 +33,7 @@ from parallelbench.results.journal import read_entries
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
-    from launch.launcher import Look
+    from launch.states import Look
     from launch.sweep.compose import Extension
     from parallelbench.results.folder import State
 

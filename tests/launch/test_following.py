@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from launch.launcher import RunStatus, SweepStatus
 from launch.slurm import record, scheduler
+from launch.states import RunStatus, SweepStatus
 from launch.verbs import status
 from parallelbench import cli
 from parallelbench.results.attempt import Outcome, OutcomeName

@@ -14,10 +14,10 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from launch.launcher import RunStatus
 from launch.slurm import record, scheduler, submit
 from launch.slurm.queue import JobStatus
 from launch.slurm.scheduler import NoJob, QueuedJob, SubmissionError
+from launch.states import RunStatus
 from launch.verbs.run import busy_programs
 from launch.verbs.status import overview, progress, rendered
 from parallelbench.results.attempt import Outcome, OutcomeName

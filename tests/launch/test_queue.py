@@ -11,7 +11,6 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from launch.launcher import RunStatus
 from launch.slurm import launcher, record, scheduler
 from launch.slurm.job import Job
 from launch.slurm.queue import JobStatus, Tracker, by_run, track
@@ -19,6 +18,7 @@ from launch.slurm.record import Submission
 from launch.slurm.sbatch import slurm
 from launch.slurm.scheduler import QueuedJob, tasks_of
 from launch.slurm.submit import not_submitted
+from launch.states import RunStatus
 from parallelbench import cli
 from parallelbench.errors import ConfigError, StorageError
 from parallelbench.results import liveness
