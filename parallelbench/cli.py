@@ -112,8 +112,7 @@ def _do(options: argparse.Namespace) -> int:
     if given.keys() & {"conf", "plugin"}:
         from launch.sweep.extension import extension
 
-        conf, plugin, same = given.pop("conf", None), given.pop("plugin", None), given.pop("same_plugin", False)
-        given["extension"] = extension(conf, plugin, same_plugin=same)
+        given["extension"] = extension(given.pop("conf", None), given.pop("plugin", None))
     return int(resolve_name(function)(**given))
 
 

@@ -1,4 +1,4 @@
-"""Jobs that train no run: a sweep's report, a calibration, the links between nodes, the checks of a GPU.
+"""Jobs that train no run: a sweep's report, a calibration, the checks of a GPU.
 
 A report is queued behind the jobs of its sweep. For the others the command waits: `srun` shows what they print, and
 Ctrl-C ends them. On each of their nodes: `python -m parallelbench.entry launch.slurm.errands KIND FOLDER INTERFACE …`;
@@ -35,7 +35,6 @@ from parallelbench.config.build import from_mapping
 from parallelbench.config.plugin import plugin_of
 from parallelbench.errors import ConfigError, StorageError, count_of
 from parallelbench.frameworks.control_group import PatienceError
-from parallelbench.processes import inherited
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -49,9 +48,7 @@ if TYPE_CHECKING:
 REPORT_MINUTES = 30
 """Its time limit, unless the site or the cluster allows less; the report of ten thousand runs takes less than one."""
 CALIBRATION_MINUTES = 15
-"""Its time limit, as that of the next two, unless the launcher's is shorter; the measurement takes minutes."""
-BANDWIDTH_MINUTES = 2
-"""The measurement takes seconds."""
+"""Its time limit, as that of the next, unless the launcher's is shorter; the measurement takes minutes."""
 GPU_CHECK_MINUTES = 60
 """Strategies that compile take most."""
 WAIT_S = 90.0
@@ -183,7 +180,7 @@ def _shared_folder(run: RunConfig, kind: str) -> Iterator[Path]:
 
 def _announce(job: Job) -> None:
     """Say what is waited for; raises `ConfigError` where that would be for ever."""
-    for note in require_accepted([(job, 1)]):
+    for note in require_accepted([job]):
         print(f"note: {note}", file=sys.stderr)
     nodes = count_of(job.shape.nodes, "node")
     print(f"waiting for {nodes} of the cluster; Ctrl-C gives up", file=sys.stderr, flush=True)
@@ -208,26 +205,6 @@ def calibration_job(prepared: Prepared, folder: Path, table: Path) -> Job:
     run = prepared.planned.run
     words = ("calibration", *calibration_arguments(prepared, table))
     return errand(run, shape_of(run, run.device), folder, *words, minutes=CALIBRATION_MINUTES)
-
-
-def bandwidth(run: RunConfig) -> Iterator[tuple[str, str]]:
-    """(what, finding) pairs for `doctor --bandwidth`: all-reduces between nodes, one rank on each."""
-    device_type = run.site.device if run.device == "auto" else run.device
-    with _shared_folder(run, "bandwidth") as folder:
-        words = ("bandwidth", device_type)
-        job = errand(run, shape_of(run, device_type), folder, *words, minutes=BANDWIDTH_MINUTES)
-        _announce(job)
-        text = scheduler.answer(scheduler.wait_for(job.srun(), job=job.name))
-    lines = [line for line in text.splitlines() if line.startswith("[{")]
-    if not lines:
-        raise ConfigError(f"the probe printed no result: {text.strip()[-300:]}")
-    for row in msgspec.json.decode(lines[-1]):
-        size, ranks = f"{row['size_bytes'] / 1024:,.0f} KiB", int(row["ranks"])
-        bus = 2 * (ranks - 1) / ranks * row["size_bytes"] / row["time_s"]
-        yield (
-            f"all-reduce {size}",
-            f"{row['time_s'] * 1e6:,.0f} µs, {bus / 1e9:.3f} GB/s sent by each of {ranks} nodes",
-        )
 
 
 def gpu_check(arguments: Sequence[str]) -> int:
@@ -274,7 +251,7 @@ def main(arguments: Sequence[str]) -> int:
     if kind == "gpu-check":
         return gpu_check(rest)
     folder, interface, *words = rest
-    on_node = {"calibration": _calibrating, "bandwidth": _measuring, "gpu-check": _checking}
+    on_node = {"calibration": _calibrating, "gpu-check": _checking}
     try:
         return on_node[kind.removesuffix("-on-node")](Path(folder), interface or None, words)
     except (ConfigError, StorageError, OSError) as error:
@@ -289,16 +266,6 @@ def _calibrating(folder: Path, interface: str | None, words: list[str]) -> int:
     processes = run.strategy.processes(run, device_type)
     command = command_line(words, processes, meeting, program=CALIBRATION)
     os.execve(command[0], command, environment(run, device_type, os.environ, rendezvous=meeting))
-
-
-def _measuring(folder: Path, interface: str | None, words: list[str]) -> int:
-    """Meet the other nodes, then become the probe, whose rank 0 prints JSON."""
-    rank, size = os.environ["SLURM_PROCID"], os.environ["SLURM_NTASKS"]
-    _through(interface)
-    meeting = met(folder, interface)
-    probe = [sys.executable, "-m", "parallelbench.measure.bandwidth"]
-    address = f"tcp://{meeting.host}:{meeting.port}"
-    os.execve(sys.executable, [*probe, address, rank, size, *words], inherited(os.environ))
 
 
 def _checking(folder: Path, interface: str | None, options: list[str]) -> int:

@@ -25,11 +25,11 @@ from launch.attempt.outcome import interrupted, unsaved
 from launch.attempt.processes import Training, WarmWorkers
 from launch.attempt.signals import action_of, heed, noting
 from launch.attempt.supervisor import Interrupted, NotBegun, carry_out, stoppable, supervise, too_small
-from launch.launcher import saved
 from launch.slurm import record, scheduler
 from launch.slurm.rendezvous import PATIENCE_S, POLL_S, OutOfTimeError, awaited, begun, host, join, of_nodes
 from launch.slurm.sbatch import ENDS_AT, ask_outside
 from launch.slurm.scheduler import NoSlurmError, SchedulerError
+from launch.states import saved
 from parallelbench.config.identity import slug
 from parallelbench.errors import ConfigError, StorageError, ends_the_program
 from parallelbench.frameworks.control_group import PatienceError
@@ -196,7 +196,7 @@ def _failed_before(state: State, attempts: Sequence[Attempt], job: Job) -> bool:
 
 
 def launched(folder: RunFolder, submission: Submission) -> RunConfig:
-    """The run as this submission starts it: its intent, with launcher, site and `same_plugin` of the submission.
+    """The run as this submission starts it: its intent, with launcher and site of the submission.
 
     Raises `ConfigError` where this version of the program gives it another run id than the submitting one did.
     """
@@ -207,9 +207,7 @@ def launched(folder: RunFolder, submission: Submission) -> RunConfig:
         raise ConfigError(
             "was submitted by another version of parallelbench, for which this is another run: submit the sweep again"
         )
-    return msgspec.structs.replace(
-        run, launcher=submission.launcher, site=submission.site, same_plugin=submission.same_plugin
-    )
+    return msgspec.structs.replace(run, launcher=submission.launcher, site=submission.site)
 
 
 def lead(folder: RunFolder, run: RunConfig, job: Job) -> bool:

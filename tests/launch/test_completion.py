@@ -155,7 +155,6 @@ PRESSED = {
     "submit strategy=ddp,pipe": ["submit", "strategy=ddp,pipeline"],
     "submit optimizer.lr_": ["submit", "optimizer.lr_rule="],
     "submit sweep=dem": ["submit", "sweep=demo"],
-    "plan --same": ["plan", "--same-plugin"],
     "report my": ["report", "my runs/"],
     "report my\\ runs/d": ["report", "my runs/demo/"],
     "submit results=my": ["submit", "results=my runs/"],

@@ -14,6 +14,8 @@ from launch.attempt.processes import Rendezvous, environment
 from launch.slurm import errands, rendezvous, scheduler, start
 from launch.slurm.errands import gpu_check_job, main
 from launch.slurm.sbatch import FIND_MODULE, STOP_AT_FAILURE, Job, job_of_runs, shape_of
+from parallelbench.config.build import to_mapping
+from parallelbench.config.identity import canonical_json
 from parallelbench.errors import ConfigError
 from tests.faults import fault
 from tests.helpers import configured
@@ -124,7 +126,7 @@ def test_a_job_that_is_no_runs_starts_like_any_job(tmp_path: Path) -> None:
     run = configured("launcher=slurm", "site=local_cluster", "nodes=2", "devices=2")
     site = msgspec.structs.replace(run.site, modules=["cuda/12.4"], setup=["source it"])
     job = errands.errand(
-        msgspec.structs.replace(run, site=site), shape_of(run, "cpu"), tmp_path, "bandwidth", "cpu", minutes=1
+        msgspec.structs.replace(run, site=site), shape_of(run, "cpu"), tmp_path, "calibration", "cpu", minutes=1
     )
     *_, shell, option, script = job.srun()
     assert (shell, option) == ("bash", "-c")
@@ -136,7 +138,7 @@ def test_a_job_that_is_no_runs_starts_like_any_job(tmp_path: Path) -> None:
 @fault(
     "workers",
     "A node fails in a short job",
-    injection="the commands of a calibration, of the bandwidths and of the checks of GPUs on two nodes, and a report",
+    injection="the commands of a calibration and of the checks of GPUs on two nodes, and a report",
     outcome="Slurm ends the nodes that wait for the one that failed, as it does in the jobs of runs",
 )
 def test_nodes_of_short_jobs_do_not_outlive_one_that_fails(tmp_path: Path) -> None:
@@ -146,7 +148,6 @@ def test_nodes_of_short_jobs_do_not_outlive_one_that_fails(tmp_path: Path) -> No
     prepared: Any = SimpleNamespace(planned=SimpleNamespace(run=run), device_type="cpu")
     shape, mine = shape_of(run, "cpu"), submission()
     waiting = (
-        errands.errand(run, shape, tmp_path, "bandwidth", "cpu", minutes=1),
         errands.calibration_job(prepared, tmp_path, tmp_path / "table"),
         errands.gpu_check_job(run, tmp_path, ["--rehearse"]),
     )
@@ -154,7 +155,7 @@ def test_nodes_of_short_jobs_do_not_outlive_one_that_fails(tmp_path: Path) -> No
     scripts = (job_of_runs(mine, shape, tmp_path / "submissions" / "x").script(), errands.report_script(run, ["7"]))
     for script in scripts:
         commands += [line.split() for line in script.splitlines() if line.startswith("srun ")]
-    assert len(commands) == 5
+    assert len(commands) == 4
     for words in commands:
         assert {"--kill-on-bad-exit=1", "--wait=60"} <= set(words)
 
@@ -177,8 +178,8 @@ def test_a_node_of_a_short_job_that_is_left_alone_says_so(
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(rendezvous, "PATIENCE_S", 0.0)
     monkeypatch.setattr(errands, "WAIT_S", 0.0)
-    monkeypatch.setattr(errands, "_through", lambda _: None)
-    assert main(["bandwidth-on-node", str(tmp_path), "lo"]) == 1
+    run = canonical_json(to_mapping(configured("launcher=slurm", "site=local_cluster")))
+    assert main(["calibration-on-node", str(tmp_path), "lo", "table", "cpu", run]) == 1
     assert capsys.readouterr().err == f"parallelbench: {said.format(tmp_path)}\n"
 
 
