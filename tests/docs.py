@@ -330,11 +330,12 @@ invalid, or can't be judged; 130 interrupted; 141 the reader of its output is go
 
 **In Python**: `from analysis import load; load("results/demo").epochs`.
 
-**TAB** completes verbs, options, choices, keys and folders after a line in your shell's own file:
+**TAB** completes verbs, options, choices, keys and folders, by [argcomplete](https://kislyuk.github.io/argcomplete/),
+after one line in each shell, or in its own file with the program's path written out:
 
 ```
-eval "$(parallelbench completion bash)"      # in ~/.bashrc; for zsh the same in ~/.zshrc, after compinit
-parallelbench completion fish | source       # in ~/.config/fish/config.fish
+eval "$(register-python-argcomplete parallelbench)"                    # bash; zsh after compinit
+register-python-argcomplete --shell fish parallelbench | source        # fish
 ```
 
 """

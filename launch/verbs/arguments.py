@@ -326,12 +326,6 @@ VERBS = {
         _CONF,
         _JSON,
     ),
-    "completion": Verb(
-        "verbs.completion:complete",
-        "print the script that completes verbs, options, choices and keys in your shell",
-        Argument("shell", choices=("bash", "zsh", "fish"), help='for bash: eval "$(parallelbench completion bash)"'),
-        _value("--words", "WORD", "what the script asks with at each TAB", nargs=argparse.REMAINDER),
-    ),
 }
 
 
