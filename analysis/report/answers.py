@@ -19,16 +19,16 @@ from analysis.comparison.baseline import (
     baseline_in_words,
     beside_fastest,
     in_words,
-    refused,
-    stand_ins_in_words,
+    refusals,
+    stand_ins,
 )
 from analysis.comparison.campaign import campaign
-from analysis.comparison.configurations import facts, summary
 from analysis.comparison.exclusions import Exclusion, disturbed_lines, disturbed_runs
 from analysis.comparison.issues import FLAGS, PROBE_TOLERANCE, is_quotable
-from analysis.comparison.notes import Code, Note, Remedy, named, remedy_of
+from analysis.comparison.notes import Code, Note, Remedy, named, remedy_of, write
 from analysis.comparison.pairing import MEMORY
 from analysis.comparison.ratio import DECIDING_REPEATS
+from analysis.comparison.summary import facts, summary
 from analysis.comparison.verdict import SpeedVerdict
 from analysis.comparison.work import IS_ONE_DEVICE, IS_PROGRAM, configurations
 from analysis.report.claims import judged
@@ -51,10 +51,10 @@ if TYPE_CHECKING:
 
 def headline(runs: Runs) -> list[str]:
     """What was found, what is not compared, runs that others disturbed, and what to do next."""
-    not_compared, disturbed = refused(runs, brief=True)[:_MOST_LISTED], disturbed_lines(runs, advise=False)
+    not_compared, disturbed = write(refusals(runs), brief=True)[:_MOST_LISTED], disturbed_lines(runs, advise=False)
     is_silent = _compared(runs).is_empty() and bool(not_compared or disturbed)
     found = _beside(runs) if is_silent else findings(runs)
-    return [*stand_ins_in_words(runs), *found, *not_compared, *disturbed, *next_steps(runs)]
+    return [*write(stand_ins(runs)), *found, *not_compared, *disturbed, *next_steps(runs)]
 
 
 def findings(runs: Runs) -> list[str]:
@@ -459,7 +459,7 @@ def _ties(runs: Runs, ordered: pl.DataFrame) -> str:
 
 
 _NOT_HELD = (SpeedVerdict.NOT_INTERLEAVED, SpeedVerdict.NOT_COMPARABLE)
-_FEW = (SpeedVerdict.TOO_FEW, SpeedVerdict.NO_PAIR)
+_FEW = (SpeedVerdict.TOO_FEW, SpeedVerdict.NO_PAIR, SpeedVerdict.NO_STEADY_EPOCH)
 
 
 def _configuration(runs: Runs, row: dict[str, Any]) -> Configuration:

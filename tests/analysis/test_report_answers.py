@@ -11,7 +11,7 @@ import pytest
 
 from analysis import load, text
 from analysis.claims import Publication, judge
-from analysis.comparison.configurations import summary
+from analysis.comparison.summary import summary
 from analysis.metrics.runs import computation_per_communication
 from analysis.report import answers, page, warnings
 from analysis.report.claims import at_a_glance, judged, shown, summed_up, table

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 
 from analysis import UnlikeWork, by, compare, load
 from analysis.comparison import gate, printed
-from analysis.comparison.baseline import refused
-from analysis.comparison.configurations import summary
+from analysis.comparison.baseline import refusals
+from analysis.comparison.notes import write
+from analysis.comparison.summary import summary
 from analysis.runs.reader import Runs
 from parallelbench import cli
 from parallelbench.errors import ConfigError
@@ -213,7 +214,7 @@ def test_the_reports_refusals_name_the_keys_of_all_works_so_that_compare_takes_t
     sweep(tmp_path, {"single": BEFORE["single"]}, changes={"batch_size": 64})
     sweep(tmp_path, {"fsdp": BEFORE["ddp"]}, environment={"nice": 5})
     runs = sweep(tmp_path, {"fsdp": BEFORE["ddp"]}, environment={"python": "3.11"}, changes={"batch_size": 64})
-    lines = refused(runs)
+    lines = write(refusals(runs))
     assert ["differ in nice" in line for line in lines].count(True) == 1 == len(lines) - 1
     asked = {line.partition("`parallelbench compare … --across ")[2].removesuffix("`.") for line in lines}
     assert {tuple(sorted(keys.split(","))) for keys in asked} == {("nice", "python")}

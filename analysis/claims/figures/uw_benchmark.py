@@ -8,7 +8,7 @@ import polars as pl
 
 from analysis import text
 from analysis.claims.figures import is_reproduction
-from analysis.comparison.configurations import displayed
+from analysis.comparison.summary import displayed
 from analysis.comparison.work import groups_across, natural
 from analysis.figures.chart import NAMES, measured, rests_on_disturbed
 from analysis.figures.finding import Sentence
