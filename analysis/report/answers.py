@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import shlex
 from collections import Counter
@@ -155,23 +154,21 @@ def _memory(runs: Runs) -> list[str]:
     rows = summary(runs).with_columns(took=peak).drop_nulls("took")
     kinds = {"device": "device", "host": "process"}
     largest = " or ".join(sorted({kinds[kind] for kind in rows["memory_kind"].drop_nulls()}))
-    ends = _by_scaling(rows, lambda some: _ends(runs, some, _ratio_of_peaks))
-    whole = _by_scaling(rows, lambda some: _least_and_most(_ratios(runs, some, _ratio_of_sums)))
-    together = f"; of all processes together: {whole}" if whole else ""
-    return _told(
-        runs, f"Peak memory of the largest {largest}", [_peaks(row) for row in _few(rows)], f"{ends}{together}"
-    )
+
+    def beside_baseline(some: pl.DataFrame) -> str:
+        together = _least_and_most(_ratios(runs, some, _ratio_of_sums))
+        over_all = f"{together} over all processes" if together else ""
+        return ", ".join(filter(None, (_ends(runs, some, _ratio_of_peaks), over_all)))
+
+    each = [_peaks(row) for row in _few(rows)]
+    return _told(runs, f"Peak memory of the largest {largest}", each, _within_works(rows, beside_baseline))
 
 
-def _by_scaling(rows: pl.DataFrame, ends: Callable[[pl.DataFrame], str]) -> str:
-    """What is told of these rows of `summary`; where some scale strongly and others weakly, of each alone: under weak
-    scaling every device keeps its whole batch.
-    """
-    kinds = rows["scaling"].drop_nulls().unique(maintain_order=True).to_list()
-    if len(kinds) < 2:
-        return ends(rows)
-    told = {kind: ends(rows.filter(pl.col("scaling") == kind)) for kind in kinds}
-    return ", and ".join(f"under {kind} scaling {words}" for kind, words in told.items() if words)
+def _within_works(rows: pl.DataFrame, ends: Callable[[pl.DataFrame], str]) -> str:
+    """What is told of these rows of `summary`, of each work alone: what unlike works take is not to be ranked."""
+    told = {str(group): ends(some) for (group,), some in rows.group_by("group", maintain_order=True)}
+    named = [f"{words} ({group})" if len(told) > 1 else words for group, words in told.items() if words]
+    return text.listed(named, most=_MOST_LISTED, sep="; ")
 
 
 def _least_and_most(ratios: list[tuple[float, Configuration]]) -> str:
@@ -197,7 +194,7 @@ def _energy(runs: Runs) -> list[str]:
     what, of_gpus = "Energy of the GPUs for a sample", summary(runs).filter(memory_kind="device")
     rows = summary(runs).filter(is_quotable()).drop_nulls(ENERGY)
     each = [f"{text.number(row[ENERGY])} J with {row['configuration']}" for row in _few(rows)]
-    ends = _by_scaling(rows, lambda some: _ends(runs, some, _ratio_of_energies))
+    ends = _within_works(rows, lambda some: _ends(runs, some, _ratio_of_energies))
     if told := _told(runs, what, each, ends):
         left = of_gpus.filter(~is_quotable()).drop_nulls(ENERGY).height
         more = f" {count_of(left, 'configuration')} left out, whose readings are flagged (see the warnings)."
@@ -243,10 +240,9 @@ def _few(rows: pl.DataFrame) -> list[dict[str, Any]]:
 
 
 def _ends(runs: Runs, rows: pl.DataFrame, ratio: Callable[[Pairing], Ratio | None]) -> str:
-    """The least and the most of the paired ratios to the baseline, with their configurations."""
-    found, several = _ratios(runs, rows, ratio), rows["group"].n_unique() > 1
-    ends = (*found[:1], *found[-1:])
-    named = {f"{value:.2f}": f"{each} ({each.group})" if several else each.name for value, each in ends}
+    """The least and the most of the paired ratios to the baseline in one work, with their configurations."""
+    found = _ratios(runs, rows, ratio)
+    named = {f"{value:.2f}": each.name for value, each in (*found[:1], *found[-1:])}
     if len(named) == 1 < len(found):
         named = dict.fromkeys(named, "all")
     return " to ".join(f"{times} times with {name}" for times, name in named.items())
@@ -385,27 +381,25 @@ def answers(runs: Runs) -> list[str]:
 
 
 def _extremes(runs: Runs, ordered: pl.DataFrame) -> list[str]:
-    """The largest speed-up over each framework's one device, then the smallest of all; of strong and weak scaling
-    each.
+    """The largest speed-up over each baseline, then the smallest: neither ratios over unlike baselines nor strong and
+    weak scaling are to be ranked together.
     """
-    kinds, frameworks = (ordered[name].unique(maintain_order=True).to_list() for name in ("scaling", "framework"))
-    lines = []
-    for kind, framework in itertools.product(kinds, frameworks):
-        alike = ordered.filter(pl.col("scaling").eq_missing(kind), framework=framework)
-        if alike.height:
-            best = "Largest speed-up" if alike["speed_up"][0] > 1 else f"Nearest to {baseline_in_words(runs)}"
-            over = f" of {framework}" if len(frameworks) > 1 else ""
-            lines.append(
-                f"{best}{over}{_under(kind, kinds)}: {_gain(alike.row(0, named=True), named=True)}{_ties(runs, alike)}"
-            )
-    for kind in kinds:
-        slowest = ordered.filter(pl.col("scaling").eq_missing(kind)).row(-1, named=True)
-        lines.append(f"Smallest speed-up{_under(kind, kinds)}: {_gain(slowest, named=True)}")
-    return lines
-
-
-def _under(kind: str, kinds: list[str]) -> str:
-    return f" under {kind} scaling" if len(kinds) > 1 else ""
+    families = list(ordered.group_by("scaling", "baseline", maintain_order=True))
+    kinds, baselines = (ordered[name].n_unique() for name in ("scaling", "baseline"))
+    largest, smallest = [], []
+    for (scaling, baseline), alike in families[:_MOST_LISTED]:
+        first, last = alike.row(0, named=True), alike.row(-1, named=True)
+        name = in_words(str(baseline), named=first["several_frameworks"])
+        over = f" over {name}" if baselines > 1 else ""
+        under = f" under {scaling} scaling" if kinds > 1 else ""
+        best = "Only" if alike.height == 1 else "Largest"
+        what = f"{best} speed-up{over}" if first["speed_up"] > 1 else f"Nearest to {name}"
+        largest.append(f"{what}{under}: {_gain(first, named=True)}{_ties(runs, alike)}")
+        if alike.height > 1:
+            smallest.append(f"Smallest speed-up{over}{under}: {_gain(last, named=True)}")
+    more = len(families) - len(largest)
+    rest = [f"Speed-ups over {count_of(more, 'more baseline')} are in the table."] if more > 0 else []
+    return [*largest, *smallest, *rest]
 
 
 def _shortest(runs: Runs, ordered: pl.DataFrame) -> list[str]:
