@@ -202,8 +202,9 @@ PER_RUN = (
         window="steady", repeats=Over.MEDIAN, heading=f"Step, p{percent}", show=Show.MILLISECONDS, where_known=True)
       for percent, fewest in FEWEST_STEPS.items()),
     Column("rank_imbalance", f"slowest ÷ median rank (of an even number the faster of the two in the middle) by the "
-        f"{_OWN_TIME}; median over these epochs or steps, without each attempt's first epoch", null=f"one rank, or {_NO_OWN_TIME}", window="steady", repeats=Over.MEDIAN,
-        heading="Slowest ÷ median rank", where_known=True),
+        f"{_OWN_TIME}; median over these epochs or steps, without each attempt's first epoch",
+        null=f"one rank, or {_NO_OWN_TIME}", window="steady", repeats=Over.MEDIAN, heading="Slowest ÷ median rank",
+        where_known=True),
     Column("node_imbalance", "slowest ÷ median node, likewise, each node by its median rank",
         null=f"one node, or {_NO_OWN_TIME}", window="steady", repeats=Over.MEDIAN, heading="Slowest ÷ median node",
         where_known=True),
