@@ -46,8 +46,7 @@ class Speed:
     @property
     def further_repeats(self) -> int | None:
         """How many more repeats of each side would decide where no difference is shown; None as in `Ratio`."""
-        is_open = self.ratio is not None and self.verdict is SpeedVerdict.NO_DIFFERENCE
-        return self.ratio.further_repeats if self.ratio and is_open else None
+        return self.ratio.further_repeats if self.ratio and self.lacks is None else None
 
     @property
     def repeats_to_decide(self) -> int | None:
@@ -84,7 +83,7 @@ def speed_of(pairing: Pairing, *, disturbed: bool = False) -> Speed:
         lacks = SpeedVerdict.DISTURBED
     elif untimed:
         lacks = SpeedVerdict.NO_STEADY_EPOCH
-    epochs: set[Any] = {pair.runs[side].definition["epochs"] for pair in pairs for side in untimed}
+    epochs: set[Any] = {pair.runs[side].definition.get("epochs") for pair in pairs for side in untimed}
     return Speed(ratio, lacks, untimed, epochs == {1}, pairing.highest_repeat)
 
 

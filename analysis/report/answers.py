@@ -158,7 +158,7 @@ def _memory(runs: Runs) -> list[str]:
     def beside_baseline(some: pl.DataFrame) -> str:
         together = _least_and_most(_ratios(runs, some, _ratio_of_sums))
         over_all = f"{together} over all processes" if together else ""
-        return ", ".join(filter(None, (_ends(runs, some, _ratio_of_peaks), over_all)))
+        return " and ".join(filter(None, (_ends(runs, some, _ratio_of_peaks), over_all)))
 
     each = [_peaks(row) for row in _few(rows)]
     return _told(runs, f"Peak memory of the largest {largest}", each, _within_works(rows, beside_baseline))

@@ -274,8 +274,8 @@ def test_the_headline_says_what_was_taken_of_memory_and_energy(usual: Runs, tmp_
         published(config(tmp_path, batch_size=batch, model=model, **way), fake)
     (line,) = [line for line in answers.headline(load(tmp_path)) if "memory" in line]
     # 850 ÷ 600 MiB of the one work, 750 ÷ 500 MiB of the others; of two processes twice as much.
-    assert line.count("1.50 times with ddp × 2, 3.00 times over all processes (digits · cnn_") == 3
-    assert "1.42 times with ddp × 2, 2.83 times over all processes (digits · cnn_large · batch size 128)" in line
+    assert line.count("1.50 times with ddp × 2 and 3.00 times over all processes (digits · cnn_") == 3
+    assert "1.42 times with ddp × 2 and 2.83 times over all processes (digits · cnn_large · batch size 128)" in line
     assert " to " not in line, "works are not ranked"
 
 
@@ -463,8 +463,8 @@ def test_strong_and_weak_scaling_are_told_each(tmp_path: Path) -> None:
     for kind in ("strong", "weak"):
         assert sum(f" under {kind} scaling: " in line for line in told) == 2, "the largest and the smallest"
     (line,) = [line for line in told if "memory" in line]
-    assert "0.50 times with all, 1.00 times over all processes (digits · cnn_small · scaling strong)" in line
-    assert "1.00 times with all, 2.00 times over all processes (digits · cnn_small · scaling weak)" in line
+    assert "0.50 times with all and 1.00 times over all processes (digits · cnn_small · scaling strong)" in line
+    assert "1.00 times with all and 2.00 times over all processes (digits · cnn_small · scaling weak)" in line
 
 
 def test_flagged_energies_are_not_in_the_headline(usual: Runs) -> None:
