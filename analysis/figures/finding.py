@@ -11,7 +11,7 @@ import polars as pl
 
 from analysis import text
 from analysis.comparison.baseline import unlike_groups
-from analysis.comparison.configurations import summary
+from analysis.comparison.summary import summary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -201,9 +201,10 @@ PER_RUN = (
     *(Column(f"step_time_p{percent}_s", f"{_TAIL}: percentile {percent}", null=f"fewer than {fewest} such steps",
         window="steady", repeats=Over.MEDIAN, heading=f"Step, p{percent}", show=Show.MILLISECONDS, where_known=True)
       for percent, fewest in FEWEST_STEPS.items()),
-    Column("rank_imbalance", f"slowest ÷ median rank by the {_OWN_TIME}; median over these epochs or steps, without "
-        "each attempt's first epoch", null=f"one rank, or {_NO_OWN_TIME}", window="steady", repeats=Over.MEDIAN,
-        heading="Slowest ÷ median rank", where_known=True),
+    Column("rank_imbalance", f"slowest ÷ median rank (of an even number the faster of the two in the middle) by the "
+        f"{_OWN_TIME}; median over these epochs or steps, without each attempt's first epoch",
+        null=f"one rank, or {_NO_OWN_TIME}", window="steady", repeats=Over.MEDIAN, heading="Slowest ÷ median rank",
+        where_known=True),
     Column("node_imbalance", "slowest ÷ median node, likewise, each node by its median rank",
         null=f"one node, or {_NO_OWN_TIME}", window="steady", repeats=Over.MEDIAN, heading="Slowest ÷ median node",
         where_known=True),
@@ -344,6 +345,7 @@ PER_FACT = (
 _INTERVAL = "end of the 95 % interval of"
 _TOO_FEW = "too few pairs, or the baseline itself"
 _NO_PAIR = "no pair of repeats"
+_NO_SPEED = "`verdict` says why, or none of its runs counts"
 PER_CONFIGURATION = (
     text("outcomes", "how the runs of this configuration ended"),
     count("runs", "runs of this configuration"),
@@ -364,7 +366,7 @@ PER_CONFIGURATION = (
         null="all count, or it is the baseline"),
     Column("speed_up", "over the baseline, steady state: median over paired repeats of the baseline's time ÷ "
         "this one's (strong scaling) or of the ratio of throughputs (weak scaling); not the ratio of the medians",
-        null=_NO_PAIR, heading="Speed-up and interval", show=Show.INTERVAL, beside=("speed_up_low", "speed_up_high"),
+        null=_NO_SPEED, heading="Speed-up and interval", show=Show.INTERVAL, beside=("speed_up_low", "speed_up_high"),
         brief="speed-up"),
     Column("speed_up_low", f"lower {_INTERVAL} speed_up", null=_TOO_FEW),
     Column("speed_up_high", f"upper {_INTERVAL} speed_up", null=_TOO_FEW),
@@ -372,14 +374,18 @@ PER_CONFIGURATION = (
     text("verdict", "faster or slower than the baseline; equal within 5 % where the deciding interval, which allows "
         "for all verdicts given together, holds 1 and lies within that margin; no difference shown where it holds 1 "
         "and reaches further; too few repeats below 4; not interleaved where the sides were measured apart; no repeat "
-        "in common; disturbed where others took cores or GPUs of all runs of a side; not comparable where the "
-        "environments differ in what must match", null=_NO_PAIR,
+        "in common; no steady epoch where a side has a time after the first epoch in none of these repeats; disturbed "
+        "where others took cores or GPUs of all runs of a side; not comparable where the environments differ in what "
+        "must match", null="nothing to compare it with, or none of its runs counts",
         heading="Against the baseline", show=Show.VERDICT, beside=("speed_up_pairs", "framework")),
     count("repeats_to_decide", "of each configuration, in all, that would decide where no difference is shown, if the "
         "ratios vary as now", null="decided, too few repeats, or more than 100 further ones",
         heading="Repeats that would decide", where_known=True),
-    share("efficiency", "speed_up ÷ (devices ÷ baseline_devices), 1 = ideal", null=_NO_PAIR,
-        heading="Efficiency, steady", brief="effi-\nciency"),
+    share("efficiency", "speed_up ÷ (devices ÷ baseline_devices), 1 = ideal: of the step from the baseline's devices "
+        "to these, so a baseline has 1 on any number of devices", null=_NO_SPEED,
+        heading="Efficiency over the baseline's devices", brief="effi-\nciency"),
+    share("efficiency_low", f"lower {_INTERVAL} efficiency", null=_TOO_FEW),
+    share("efficiency_high", f"upper {_INTERVAL} efficiency", null=_TOO_FEW),
     share("efficiency_with_startup", "the same with start-up: from total_time_s, under weak scaling from "
         "throughput_with_startup_samples_per_s", heading="Efficiency with start-up",
         null=f"{_NO_PAIR}, or parity was checked before (measure.parity=false leaves it out)"),
@@ -489,7 +495,8 @@ def _over_repeats(column: Column) -> Column:
 _SUMMARY_FIRST = (
     *("group", "configuration", "variant", "strategy", "devices", "nodes", "scaling"),
     *("outcomes", "runs", "repeats", "steady_epoch_time_s", "speed_up", "speed_up_low", "speed_up_high"),
-    *("speed_up_pairs", "verdict", "repeats_to_decide", "efficiency", "efficiency_with_startup"),
+    *("speed_up_pairs", "verdict", "repeats_to_decide"),
+    *("efficiency", "efficiency_low", "efficiency_high", "efficiency_with_startup"),
 )
 """The first columns of `summary`."""
 FIRST: dict[Place, tuple[str, ...]] = {

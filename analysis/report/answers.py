@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import shlex
 from collections import Counter, defaultdict
@@ -18,17 +17,17 @@ from analysis.comparison.baseline import (
     baseline_in_words,
     beside_fastest,
     in_words,
-    refused,
-    stand_ins_in_words,
+    refusals,
+    stand_ins,
     without_baseline,
 )
 from analysis.comparison.campaign import campaign
-from analysis.comparison.configurations import facts, summary
 from analysis.comparison.exclusions import Exclusion, disturbed_lines, disturbed_runs
 from analysis.comparison.issues import PROBE_TOLERANCE
 from analysis.comparison.notes import Code, Note, Remedy, named, remedy_of, write
 from analysis.comparison.pairing import MEMORY
 from analysis.comparison.ratio import DECIDING_REPEATS
+from analysis.comparison.summary import facts, summary
 from analysis.comparison.verdict import SpeedVerdict
 from analysis.comparison.work import IS_ONE_DEVICE, IS_PROGRAM, PROGRAM, configurations
 from analysis.figures.stacked import attribution
@@ -65,7 +64,7 @@ def first_screen(runs: Runs, *, with_refused: bool = True) -> list[Answer]:
 
     `with_refused`: also what is not compared, in brief.
     """
-    not_compared, disturbed = refused(runs, brief=True)[:MOST_LISTED], disturbed_lines(runs, advise=False)
+    not_compared, disturbed = write(refusals(runs), brief=True)[:MOST_LISTED], disturbed_lines(runs, advise=False)
     is_silent = _compared(runs).is_empty() and bool(not_compared or disturbed)
     every = [
         Answer(SPEED, [*([] if is_silent else answers(runs)), *(not_compared if with_refused else []), *disturbed]),
@@ -94,12 +93,12 @@ def _baseline(runs: Runs) -> list[str]:
     """What speed-ups are over, and why."""
     names = list(dict.fromkeys(one.name for one in campaign(runs).baselines if one.is_one_device))
     if not (names and campaign(runs).others):
-        return stand_ins_in_words(runs)
+        return write(stand_ins(runs))
     alike = "the same work, framework and options" if len(names) > 1 else "the same work"
     one = (
         f"Speed-ups are over {ONE_DEVICE_IN_WORDS} with {alike} ({text.listed(names)}): they say what more devices gain"
     )
-    return [*stand_ins_in_words(runs), f"{one}. `report --baseline NAME` takes another."]
+    return [*write(stand_ins(runs)), f"{one}. `report --baseline NAME` takes another."]
 
 
 def _time(runs: Runs) -> list[str]:
@@ -354,27 +353,25 @@ def _of_works(runs: Runs, ordered: pl.DataFrame, *, is_said: bool) -> list[str]:
 
 
 def _extremes(runs: Runs, ordered: pl.DataFrame) -> list[str]:
-    """The largest speed-up over each framework's one device, then the smallest of all; of strong and weak scaling
-    each.
+    """The largest speed-up over each baseline, then the smallest: neither ratios over unlike baselines nor strong and
+    weak scaling are to be ranked together.
     """
-    kinds, frameworks = (ordered[name].unique(maintain_order=True).to_list() for name in ("scaling", "framework"))
-    lines = []
-    for kind, framework in itertools.product(kinds, frameworks):
-        alike = ordered.filter(pl.col("scaling").eq_missing(kind), framework=framework)
-        if alike.height:
-            best = "Largest speed-up" if alike["speed_up"][0] > 1 else f"Nearest to {baseline_in_words(runs)}"
-            over = f" of {framework}" if len(frameworks) > 1 else ""
-            lines.append(
-                f"{best}{over}{_under(kind, kinds)}: {_gain(alike.row(0, named=True), named=True)}{_ties(runs, alike)}"
-            )
-    for kind in kinds:
-        slowest = ordered.filter(pl.col("scaling").eq_missing(kind)).row(-1, named=True)
-        lines.append(f"Smallest speed-up{_under(kind, kinds)}: {_gain(slowest, named=True)}")
-    return lines
-
-
-def _under(kind: str, kinds: list[str]) -> str:
-    return f" under {kind} scaling" if len(kinds) > 1 else ""
+    families = list(ordered.group_by("scaling", "baseline", maintain_order=True))
+    kinds, baselines = (ordered[name].n_unique() for name in ("scaling", "baseline"))
+    largest, smallest = [], []
+    for (scaling, baseline), alike in families[:MOST_LISTED]:
+        first, last = alike.row(0, named=True), alike.row(-1, named=True)
+        name = in_words(str(baseline), named=first["several_frameworks"])
+        over = f" over {name}" if baselines > 1 else ""
+        under = f" under {scaling} scaling" if kinds > 1 else ""
+        best = "Only" if alike.height == 1 else "Largest"
+        what = f"{best} speed-up{over}" if first["speed_up"] > 1 else f"Nearest to {name}"
+        largest.append(f"{what}{under}: {_gain(first, named=True)}{_ties(runs, alike)}")
+        if alike.height > 1:
+            smallest.append(f"Smallest speed-up{over}{under}: {_gain(last, named=True)}")
+    more = len(families) - len(largest)
+    rest = [f"Speed-ups over {count_of(more, 'more baseline')} are in the table."] if more > 0 else []
+    return [*largest, *smallest, *rest]
 
 
 def _shortest(runs: Runs, ordered: pl.DataFrame) -> list[str]:
@@ -430,7 +427,7 @@ def _ties(runs: Runs, ordered: pl.DataFrame) -> str:
 
 
 _NOT_HELD = (SpeedVerdict.NOT_INTERLEAVED, SpeedVerdict.NOT_COMPARABLE)
-_FEW = (SpeedVerdict.TOO_FEW, SpeedVerdict.NO_PAIR)
+_FEW = (SpeedVerdict.TOO_FEW, SpeedVerdict.NO_PAIR, SpeedVerdict.NO_STEADY_EPOCH)
 
 
 def _configuration(runs: Runs, row: dict[str, Any]) -> Configuration:

@@ -10,9 +10,9 @@ import polars as pl
 from analysis import text
 from analysis.comparison.baseline import ENERGY, baseline_in_words
 from analysis.comparison.campaign import campaign
-from analysis.comparison.configurations import facts, summary
 from analysis.comparison.issues import FLAGS, is_quotable
 from analysis.comparison.notes import Code
+from analysis.comparison.summary import facts, summary
 from analysis.comparison.work import IS_PROGRAM, PROGRAM
 from parallelbench.errors import count_of
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 MOST_LISTED = 4
-"""Configurations, and kinds of work, of which a cost is told each; of more, the least and the most of all."""
+"""Configurations, and kinds of work, of which a cost is told each; of more works, the ends beside the baseline."""
 
 
 SMALL_HEADROOM = 0.2
@@ -117,21 +117,21 @@ def _peaks(runs: Runs) -> list[str]:
     what = f"Peak memory of the largest {largest}"
     if told := _of_works(rows, "took", f"{what}{{of work}}: {{each}}", _peak):
         return told
-    ends = _by_scaling(rows, lambda some: _ends(runs, some, _ratio_of_peaks))
-    whole = _by_scaling(rows, lambda some: _least_and_most(_ratios(runs, some, _ratio_of_sums)))
-    together = f"; of all processes together: {whole}" if whole else ""
-    return [f"{what}, beside {baseline_in_words(runs)}: {ends}{together}."] if ends or together else []
+
+    def beside_baseline(some: pl.DataFrame) -> str:
+        together = _least_and_most(_ratios(runs, some, _ratio_of_sums))
+        over_all = f"{together} over all processes" if together else ""
+        return " and ".join(filter(None, (_ends(runs, some, _ratio_of_peaks), over_all)))
+
+    told_beside = _within_works(rows, beside_baseline)
+    return [f"{what}, beside {baseline_in_words(runs)}: {told_beside}."] if told_beside else []
 
 
-def _by_scaling(rows: pl.DataFrame, ends: Callable[[pl.DataFrame], str]) -> str:
-    """What is told of these rows of `summary`; where some scale strongly and others weakly, of each alone: under weak
-    scaling every device keeps its whole batch.
-    """
-    kinds = rows["scaling"].drop_nulls().unique(maintain_order=True).to_list()
-    if len(kinds) < 2:
-        return ends(rows)
-    told = {kind: ends(rows.filter(pl.col("scaling") == kind)) for kind in kinds}
-    return ", and ".join(f"under {kind} scaling {words}" for kind, words in told.items() if words)
+def _within_works(rows: pl.DataFrame, ends: Callable[[pl.DataFrame], str]) -> str:
+    """What is told of these rows of `summary`, of each work alone: what unlike works take is not to be ranked."""
+    told = {str(group): ends(some) for (group,), some in rows.group_by("group", maintain_order=True)}
+    named = [f"{words} ({group})" if len(told) > 1 else words for group, words in told.items() if words]
+    return text.listed(named, most=MOST_LISTED, sep="; ")
 
 
 def _least_and_most(ratios: list[tuple[float, Configuration]]) -> str:
@@ -178,7 +178,7 @@ def energy(runs: Runs) -> list[str]:
 
 def _energy_beside(runs: Runs, rows: pl.DataFrame) -> list[str]:
     """Of many kinds of work, the ends of the ratios to the baseline."""
-    ends = _by_scaling(rows, lambda some: _ends(runs, some, _ratio_of_energies))
+    ends = _within_works(rows, lambda some: _ends(runs, some, _ratio_of_energies))
     return [f"Of the GPUs for a sample, beside {baseline_in_words(runs)}: {ends}."] if ends else []
 
 
@@ -272,10 +272,9 @@ def _ratio_of_energies(pairing: Pairing) -> Ratio | None:
 
 
 def _ends(runs: Runs, rows: pl.DataFrame, ratio: Callable[[Pairing], Ratio | None]) -> str:
-    """The least and the most of the paired ratios to the baseline, with their configurations."""
-    found, several = _ratios(runs, rows, ratio), rows["group"].n_unique() > 1
-    ends = (*found[:1], *found[-1:])
-    named = {f"{value:.2f}": f"{each} ({each.group})" if several else each.name for value, each in ends}
+    """The least and the most of the paired ratios to the baseline in one work, with their configurations."""
+    found = _ratios(runs, rows, ratio)
+    named = {f"{value:.2f}": each.name for value, each in (*found[:1], *found[-1:])}
     if len(named) == 1 < len(found):
         named = dict.fromkeys(named, "all")
     return " to ".join(f"{times} times with {name}" for times, name in named.items())

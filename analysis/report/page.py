@@ -24,9 +24,9 @@ import polars as pl
 from analysis import text
 from analysis.claims.figures import is_reproduction
 from analysis.comparison.baseline import baseline_in_words, in_words
-from analysis.comparison.configurations import facts, summary
 from analysis.comparison.exclusions import Exclusion, require_finished
 from analysis.comparison.pairs import of_equal_devices
+from analysis.comparison.summary import facts, summary
 from analysis.comparison.verdict import SpeedVerdict
 from analysis.comparison.work import IS_PROGRAM, PROGRAM, natural
 from analysis.figures import draw, svg

@@ -10,7 +10,7 @@ import polars as pl
 
 from analysis import text
 from analysis.comparison.campaign import campaign
-from analysis.comparison.configurations import displayed, summary
+from analysis.comparison.summary import displayed, summary
 from analysis.comparison.work import IS_PROGRAM
 from analysis.metrics.epochs import AS_TEXT, numbered
 from parallelbench.errors import count_of

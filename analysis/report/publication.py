@@ -15,7 +15,7 @@ import msgspec
 import polars as pl
 
 from analysis import text
-from analysis.comparison.configurations import learned
+from analysis.comparison.summary import learned
 from analysis.comparison.work import (
     BEFORE,
     IS_ONE_DEVICE,

@@ -39,9 +39,10 @@ def report(
     """
     from analysis import format_exclusions, load, summary_table
     from analysis.claims.figures import is_reproduction
-    from analysis.comparison.baseline import refused
+    from analysis.comparison.baseline import refusals
     from analysis.comparison.campaign import campaign, require_baseline
-    from analysis.comparison.configurations import unreached
+    from analysis.comparison.notes import write
+    from analysis.comparison.summary import unreached
     from analysis.metrics.runs import require_accuracy
     from analysis.report.answers import headline
     from analysis.report.claims import at_a_glance, judged
@@ -82,7 +83,7 @@ def report(
         console().print(line, markup=False, highlight=False)
     console().print()
     console().print(summary_table(runs))
-    _remark([*unreached(runs), *refused(runs), *format_exclusions(runs)])
+    _remark([*write([*unreached(runs), *refusals(runs)]), *format_exclusions(runs)])
     console().print(next_step, markup=False, highlight=False, soft_wrap=True)
     print(page)
     return 0

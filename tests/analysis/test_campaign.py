@@ -186,6 +186,22 @@ def test_of_two_kinds_of_work_each_has_a_baseline_of_its_own(tmp_path: Path) -> 
     assert found["64", "zero1 × 4"] == "ddp × 4"
 
 
+def test_speed_ups_over_unlike_baselines_are_not_ranked(tmp_path: Path) -> None:
+    """ddp × 4 is chosen, and one work lacks it: there fsdp × 2 and ddp × 2 are 2 and 1.5 times as fast as one device.
+    Beside ddp × 4, of 10 s, fsdp × 2, × 4 and zero1 × 4 take 20, 12.5 and 8 s.
+    """
+    measured(tmp_path, EPOCHS_S)
+    runs = measured(tmp_path, {("single", 1): 30.0, ("fsdp", 2): 15.0, ("ddp", 2): 20.0}, model="mlp")
+    told = answers.headline(replace(runs, baseline="ddp × 4"))
+    found = [line.partition(" trains an epoch ") for line in told if "speed-up over" in line]
+    assert [(what.partition(" (")[0], rest.partition(" times")[0]) for what, _, rest in found] == [
+        ("Largest speed-up over one device: fsdp × 2", "2.00"),
+        ("Largest speed-up over ddp × 4: zero1 × 4", "1.25"),
+        ("Smallest speed-up over one device: ddp × 2", "1.50"),
+        ("Smallest speed-up over ddp × 4: fsdp × 2", "0.50"),
+    ]
+
+
 def test_the_same_strategy_on_two_nodes_is_another_configuration(tmp_path: Path) -> None:
     for repeat, wobble in enumerate(WOBBLE):
         failed(config(tmp_path, repeat=repeat), "oom", "out of memory", epochs=0)

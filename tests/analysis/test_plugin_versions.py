@@ -10,7 +10,7 @@ import pytest
 from msgspec import structs
 
 from analysis import UnlikeWork, by, compare, load
-from analysis.comparison.baseline import limited
+from analysis.comparison.baseline import limits
 from analysis.comparison.notes import Code
 from analysis.comparison.work import labels
 from parallelbench.models.cnn import CnnSmall
@@ -46,7 +46,7 @@ def test_two_versions_of_a_strategy_are_two_variants_beside_one_baseline(tmp_pat
     assert sorted(named["configuration"].unique()) == [
         f"mine × 2, plugin sources {ONE}", f"mine × 2, plugin sources {TWO}", "single × 1",
     ]  # fmt: skip
-    assert not limited(runs, (Code.ENTRIES,)), "that single has no plugin is no difference"
+    assert not limits(runs, (Code.ENTRIES,)), "that single has no plugin is no difference"
 
 
 @pytest.mark.slow

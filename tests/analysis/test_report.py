@@ -19,8 +19,8 @@ from msgspec import structs
 
 from analysis import Runs, load, summary, write_report
 from analysis import figures as figures_module
-from analysis.comparison import configurations
-from analysis.comparison.configurations import learning
+from analysis.comparison import summary as of_summary
+from analysis.comparison.summary import learning
 from analysis.figures import chart, draw
 from analysis.metrics.epochs import per_epoch
 from analysis.report import page as page_module
@@ -203,8 +203,8 @@ def many(monkeypatch: pytest.MonkeyPatch, sweep: Path) -> Runs:
     """A sweep for which a few points, panels and epochs are very many."""
     monkeypatch.setattr(chart, "MOST_POINTS", 3)
     monkeypatch.setattr(chart, "MOST_PANELS", 1)
-    monkeypatch.setattr(configurations, "MOST_POINTS", 6)
-    monkeypatch.setattr(configurations, "FEWEST_EPOCHS", 1)
+    monkeypatch.setattr(of_summary, "MOST_POINTS", 6)
+    monkeypatch.setattr(of_summary, "FEWEST_EPOCHS", 1)
     monkeypatch.setattr(page_module, "MOST_EPOCHS", 3)
     return load(sweep)
 

@@ -11,7 +11,7 @@ import pytest
 
 from analysis import load, text
 from analysis.claims import Publication, judge
-from analysis.comparison.configurations import summary
+from analysis.comparison.summary import summary
 from analysis.metrics.runs import computation_per_communication
 from analysis.report import answers, page, warnings
 from analysis.report.claims import at_a_glance, judged, shown, summed_up, table
@@ -271,9 +271,10 @@ def test_the_headline_says_what_was_taken_of_memory_and_energy(usual: Runs, tmp_
         way = {"strategy": "single" if devices == 1 else "ddp", "devices": devices}
         published(config(tmp_path, batch_size=batch, model=model, **way), fake)
     (line,) = [line for line in answers.headline(load(tmp_path)) if line.startswith("Memory")]
-    least = "1.42 times with ddp × 2 (digits · cnn_large · batch size 128)"
-    assert f"of the largest process, beside one device: {least} to 1.50 times with ddp × 2 (" in line
-    assert line.endswith("; of all processes together: 2.83 to 3.00 times.")
+    # 850 ÷ 600 MiB of the one work, 750 ÷ 500 MiB of the others; of two processes twice as much.
+    assert line.count("1.50 times with ddp × 2 and 3.00 times over all processes (digits · cnn_") == 3
+    assert "1.42 times with ddp × 2 and 2.83 times over all processes (digits · cnn_large · batch size 128)" in line
+    assert " to " not in line, "works are not ranked"
 
 
 def test_without_an_energy_on_processors_flags_make_no_row(usual: Runs) -> None:
@@ -417,10 +418,12 @@ def test_the_shortest_epoch_is_told_where_the_largest_speed_up_is_over_a_slower_
         published(config(tmp_path, strategy=strategy, devices=1 if strategy == "single" else 2, batch_size=batch))
     published(config(tmp_path, strategy="fsdp", devices=2, batch_size=64))
     told = answers.headline(load(tmp_path))
-    (of_torch,) = [line for line in told if line.startswith("Largest speed-up of torch: ")]
-    (other,) = [line for line in told if line.startswith("Largest speed-up of tensorflow: ")]
+    (of_torch,) = [line for line in told if line.startswith("Largest speed-up over single × 1: ")]
+    (other,) = [line for line in told if line.startswith("Only speed-up over tf_single × 1: ")]
     assert "as fast as single × 1" in of_torch
     assert "as fast as tf_single × 1" in other
+    (smallest,) = [line for line in told if line.startswith("Smallest speed-up")]
+    assert smallest.startswith("Smallest speed-up over single × 1: ")
 
 
 def test_no_epoch_is_the_shortest_where_epochs_hold_unequally_many_samples(tmp_path: Path) -> None:
