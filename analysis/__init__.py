@@ -19,14 +19,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from analysis.comparison.configurations import facts as facts
-    from analysis.comparison.configurations import summary as summary
     from analysis.comparison.exclusions import excluded as excluded
     from analysis.comparison.exclusions import format_exclusions as format_exclusions
     from analysis.comparison.issues import UnlikeWork as UnlikeWork
     from analysis.comparison.sides import Comparison as Comparison
     from analysis.comparison.sides import by as by
     from analysis.comparison.sides import compare as compare
+    from analysis.comparison.summary import facts as facts
+    from analysis.comparison.summary import summary as summary
     from analysis.comparison.work import labels as labels
     from analysis.metrics.epochs import per_epoch as per_epoch
     from analysis.metrics.runs import per_run as per_run
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from analysis.runs.reader import load as load
 
 _HOMES = {
-    **dict.fromkeys(("facts", "summary"), "comparison.configurations"),
+    **dict.fromkeys(("facts", "summary"), "comparison.summary"),
     **dict.fromkeys(("excluded", "format_exclusions"), "comparison.exclusions"),
     "UnlikeWork": "comparison.issues",
     **dict.fromkeys(("by", "Comparison", "compare"), "comparison.sides"),

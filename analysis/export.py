@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from analysis.comparison.configurations import facts
+from analysis.comparison.summary import facts
 from analysis.metrics.columns import facts_columns, tables_columns
 from analysis.metrics.epochs import per_epoch
 from parallelbench.config.build import completed

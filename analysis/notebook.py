@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from analysis.comparison.configurations import facts, summary
+from analysis.comparison.summary import facts, summary
 from analysis.figures import draw, specification, svg
 from analysis.metrics.columns import brief_columns
 from parallelbench.errors import ConfigError

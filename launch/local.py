@@ -35,7 +35,9 @@ from launch.attempt.supervisor import (
     stoppable,
     supervise,
 )
-from launch.launcher import Launcher, checked, resumption
+from launch.checks import checked
+from launch.launcher import Launcher
+from launch.states import resumption
 from parallelbench.config.dataset_check import require_memory
 from parallelbench.errors import ConfigError, StorageError, count_of, duration, one_line
 from parallelbench.world.affinity import own_cores
@@ -128,7 +130,7 @@ class OnThisMachine(Launcher):
         self, item: Prepared, retry: frozenset[str], train: Callable[[Training], Outcome], *, submit: str
     ) -> Outcome | NotBegun:
         """Run one attempt, unless another process does."""
-        item.folder.write_intent(item.planned.run, item.planned.recorded)  # it may have been pruned while it waited
+        item.folder.write_intent(item.planned.run, item.planned.recorded)  # it may have been forgotten while it waited
         run = item.planned.run
         with own_cores(run.device, needed=run.devices * run.cores_per_device):
             return carry_out(

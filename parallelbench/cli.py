@@ -1,7 +1,9 @@
+# PYTHON_ARGCOMPLETE_OK
 """The program `parallelbench`: its verbs. Imports nothing heavy before a verb is chosen."""
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import unicodedata
@@ -27,6 +29,10 @@ if TYPE_CHECKING:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; the console script's entry point."""
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks what it may offer at TAB
+        from launch.completion import answer
+
+        answer()
     return _main(list(arguments)) if arguments is not None else leave(_main(sys.argv[1:]))
 
 
@@ -35,10 +41,9 @@ def _main(arguments: list[str]) -> int:
     print_any_character()
     try:
         options = _options(arguments)
-        if options.verb != "completion":
-            require_folder()
-            require_home()
-            limit_pools()
+        require_folder()
+        require_home()
+        limit_pools()
         with noticing_exits():
             code = _do(options)
         sys.stdout.flush()
@@ -104,7 +109,7 @@ def _refuse_option(verb: argparse.ArgumentParser, name: str, unknown: str) -> No
 
 
 def _do(options: argparse.Namespace) -> int:
-    """Call the verb's function, whose module alone is loaded: a TAB can't wait for the others."""
+    """Call the verb's function, whose module alone is loaded."""
     from launch.verbs.arguments import VERBS
 
     given = dict(vars(options))
@@ -112,8 +117,7 @@ def _do(options: argparse.Namespace) -> int:
     if given.keys() & {"conf", "plugin"}:
         from launch.sweep.extension import extension
 
-        conf, plugin, same = given.pop("conf", None), given.pop("plugin", None), given.pop("same_plugin", False)
-        given["extension"] = extension(conf, plugin, same_plugin=same)
+        given["extension"] = extension(given.pop("conf", None), given.pop("plugin", None))
     return int(resolve_name(function)(**given))
 
 

@@ -27,7 +27,7 @@ from analysis.metrics.columns import (
 from launch.sweep import one_run
 from launch.sweep.compose import NOTHING, group_choices
 from launch.verbs.arguments import command_line_parser
-from launch.verbs.help import MOST_DEFAULTS, KeyHelp, chosen_by_default, keys
+from launch.verbs.help import MOST_DEFAULTS, chosen_by_default, keys
 from parallelbench.config.run import RunConfig
 from parallelbench.config.run_rules import check_run
 from parallelbench.errors import ConfigError
@@ -313,7 +313,7 @@ may be a list. A mistyped name gets the valid ones, nearest first.
 parallelbench submit model=cnn_small,cnn_large strategy=ddp devices=1,2 sweep.repeats=6
 parallelbench submit sweep=strategy_comparison_small          # every strategy side by side
 parallelbench prepare data=mnist                              # once
-parallelbench submit data=mnist strategy=ddp,fsdp devices=1,2 tune=true  # first try what is fastest here, once for all
+parallelbench submit sweep=tune model=cnn_large               # which precision, layout and loader are fastest?
 parallelbench submit loader=resident,dataloader,streamed      # how samples get into batches
 parallelbench submit sweep=demo device=cuda launcher=slurm site=asu_sol  # one Slurm job per run
 parallelbench report results/demo --figure scaling --width 85 # one figure for a paper, as PDF, SVG and PNG
@@ -325,16 +325,17 @@ parallelbench bundle results/demo                             # one archive for 
 ```
 
 **Exit codes**: 0 success; 1 a run failed (also under `status --watch` and `logs --follow`), `compare --fail-if-slower`
-found a configuration slower, `history` a metric worse, something in `rerun` does not agree, or `prune` could not remove
-all; 2 the request is invalid, or can't be judged; 130 interrupted; 141 the reader of its output is gone.
+found a configuration slower, `history` a metric worse, or something in `rerun` does not agree; 2 the request is
+invalid, or can't be judged; 130 interrupted; 141 the reader of its output is gone.
 
 **In Python**: `from analysis import load; load("results/demo").epochs`.
 
-**TAB** completes verbs, options, choices, keys and folders after a line in your shell's own file:
+**TAB** completes verbs, options, choices, keys and folders, by [argcomplete](https://kislyuk.github.io/argcomplete/),
+after one line in each shell, or in its own file with the program's path written out:
 
 ```
-eval "$(parallelbench completion bash)"      # in ~/.bashrc; for zsh the same in ~/.zshrc, after compinit
-parallelbench completion fish | source       # in ~/.config/fish/config.fish
+eval "$(register-python-argcomplete parallelbench)"                    # bash; zsh after compinit
+register-python-argcomplete --shell fish parallelbench | source        # fish
 ```
 
 """
@@ -388,7 +389,7 @@ def known_words() -> str:
     own = {key: about for key, about in keys(NOTHING).items() if key == "sweep.name" or not key.endswith(".name")}
     nodes = {key.rpartition(".")[0] for key in own}
     lines = {}
-    for key, about in sorted((own | {"tune": KeyHelp(options=("true", "false"))}).items()):
+    for key, about in sorted(own.items()):
         if key not in nodes:
             of = {name for names in about.meanings.values() for name in names if name}
             lines[key] = {"of": sorted(of), "values": about.options}

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
-from parallelbench.measure import bandwidth
 from parallelbench.measure.bandwidth import OPERATIONS, Collective, collectives
 from tests.ranks import run_ranks
 
@@ -37,18 +34,3 @@ def test_every_operation_is_timed_and_every_rank_gets_the_slowest_rank_times(tmp
     assert all(row.time_s > 0 and row.ranks == 2 for row in first)
     sizes = [("all_reduce", 8), *((each, 4096) for each in OPERATIONS)]
     assert [(row.operation, row.size_bytes) for row in first] == sizes, "a number per rank at least"
-
-
-def test_a_rank_that_is_alone_on_its_node_takes_the_first_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also rank 1 of nodes with several: torch would bind its group to the second one, and find tensors elsewhere."""
-    asked: dict[str, Any] = {}
-
-    def init(backend: str, **options: Any) -> None:
-        asked.update(options, backend=backend)
-
-    for name, stand_in in {"init_process_group": init, "all_reduce": id, "destroy_process_group": lambda: None}.items():
-        monkeypatch.setattr(dist, name, stand_in)
-    monkeypatch.setattr(bandwidth, "collectives", lambda _, device: asked.update(measured=device))
-    assert bandwidth.main(["tcp://127.0.0.1:1", "1", "2", "cuda"]) == 0
-    assert asked["device_id"] == asked["measured"] == torch.device("cuda", 0)
-    assert asked["backend"] == "cpu:gloo,cuda:nccl"

@@ -28,7 +28,7 @@ from tests.helpers import configured, plain
 BASE = plain() | {"sweep_place": 0, "sweep_baseline": None}
 OUTSIDE_IDENTITY = ("results", "launcher", "site", "sweep_name", "sweep_place", "sweep_baseline")
 
-_NEED_NOT_BE_THERE = ("_target_", "sweep_name", "sweep_place", "sweep_baseline", "tune")
+_NEED_NOT_BE_THERE = ("_target_", "sweep_name", "sweep_place", "sweep_baseline")
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
 junk = st.recursive(
@@ -107,7 +107,7 @@ def fields(struct: type, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ..
     found = []
     for name in struct.__struct_fields__:  # type: ignore[attr-defined]
         kind = hints[name]
-        if name in ("plugin_sources", "same_plugin"):
+        if name == "plugin_sources":
             continue  # of a plugin's runs only: tests/launch/test_plugin_sources.py
         if name == "launcher":
             kind = LocalLauncher

@@ -223,7 +223,7 @@ def test_a_plan_of_results_that_may_not_be_written_shows_what_is_there(
     published(config(here / "theirs", epochs=1))
     (here / "theirs" / "demo").rename(here / "theirs" / "adhoc")
     kept = listing(here)
-    monkeypatch.setattr("launch.launcher._read_only", lambda path: "theirs" in str(path))
+    monkeypatch.setattr("launch.checks._read_only", lambda path: "theirs" in str(path))
     words = [*TINY, "results=theirs"]
     assert cli.main(["plan", *words]) == 2
     printed = capsys.readouterr().out

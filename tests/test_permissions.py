@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from analysis import load
-from launch.launcher import glance, states_below
+from launch.states import glance, states_below
 from parallelbench import cli
 from parallelbench.results.folder import RunFolder
 from tests.analysis.factory import config, failed, published

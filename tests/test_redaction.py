@@ -23,7 +23,6 @@ import pytest
 from analysis import load
 from analysis.export import exported_runs
 from launch.attempt.processes import redacted_log
-from launch.bundle import unpack
 from launch.verbs.export import TRACKERS
 from parallelbench import cli
 from parallelbench.errors import one_line, refusal
@@ -326,7 +325,7 @@ def test_no_file_of_a_run_a_report_a_bundle_or_an_export_holds_a_token(
 
 
 @pytest.mark.exhaustive
-def test_what_older_releases_recorded_is_in_no_report_and_no_bundle(
+def test_what_a_table_or_a_record_holds_is_in_no_report_and_refuses_the_bundle(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     environment = json.loads(Fake().environment)
@@ -335,18 +334,19 @@ def test_what_older_releases_recorded_is_in_no_report_and_no_bundle(
     results = here / "results"
     with monkeypatch.context() as patched:
         patched.setattr(journal, "redacted", lambda text: text)
-        run = published(config(results), Fake(environment=json.dumps(environment)))
-    published(config(results, strategy="ddp", devices=2))
-    attempt = run.attempts()[-1].path / "error-rank0.json"
-    attempt.write_text(json.dumps({"rank": 0, "kind": "error", "reason": TOKENS["Slack"][0], "time": 0.0}))
+        planted = published(config(results), Fake(environment=json.dumps(environment)))
+    run = published(config(results, strategy="ddp", devices=2))
     assert "Hugging Face" in {found.partition(" in ")[0] for found in found_in(results)}, "planted"
-    assert cli.main(["bundle", "results", "--out", "a.tar.gz"]) == 0
-    told = capsys.readouterr().out
-    assert f"replaced in results/demo/{run.path.name}/attempts/1/error-rank0.json: what looks like a secret" in told
-    assert f"replaced in results/demo/{run.path.name}/result/run.parquet: what looks like a secret" in told
-    assert told.count("replaced in") == 2
-    root = unpack(here / "a.tar.gz", here)
-    assert found_in(root) == []
-    assert load(root / "results").run.height == 2
     assert cli.main(["report", "results", "--out", "page"]) == 0
     assert found_in(here / "page") == []
+    capsys.readouterr()
+    table = f"results/demo/{planted.path.name}/result/run.parquet holds what looks like a secret ("
+    assert table in refused(capsys, "bundle", "results", "--out", "a.tar.gz")
+    shutil.rmtree(planted.path)
+    attempt = run.attempts()[-1].path / "error-rank0.json"
+    attempt.write_text(json.dumps({"rank": 0, "kind": "error", "reason": TOKENS["Slack"][0], "time": 0.0}))
+    record = f"results/demo/{run.path.name}/attempts/1/error-rank0.json holds what looks like a secret (Slack"
+    assert record in refused(capsys, "bundle", "results", "--out", "a.tar.gz")
+    assert not (here / "a.tar.gz").exists()
+    attempt.unlink()
+    assert cli.main(["bundle", "results", "--out", "a.tar.gz"]) == 0

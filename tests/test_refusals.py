@@ -10,7 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from launch.launcher import launcher_of, prepare_all
+from launch.checks import prepare_all
+from launch.launcher import launcher_of
 from launch.sweep import expand, one_run
 from launch.sweep.compose import group_choices
 from parallelbench.config import run_rules

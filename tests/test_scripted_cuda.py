@@ -24,7 +24,7 @@ from parallelbench.measure.memory import MemoryProbe
 from parallelbench.strategies import state
 from parallelbench.strategies.data_parallel import ring
 from parallelbench.strategies.replica import ModuleReplica
-from parallelbench.training import tuning, worker
+from parallelbench.training import worker
 from parallelbench.training.checks import before_training
 from parallelbench.training.checks.before_training import check_parity
 from parallelbench.training.checks.parity import as_checked
@@ -34,7 +34,7 @@ from parallelbench.training.torch_session import build_loader, build_model
 from parallelbench.world import world
 from parallelbench.world.spans import waits_are_hidden
 from parallelbench.world.world import World
-from tests.helpers import TINY, Clock, configured
+from tests.helpers import TINY, configured
 from tests.scripted_cuda import CPU, WORLD, ScriptedCuda
 
 
@@ -155,21 +155,6 @@ def test_waits_are_errors_from_the_second_epochs_first_batch_to_its_last(
     assert [call for call in device.calls if call.startswith("waits")] == ["waits: error", "waits: allowed"]
 
 
-@pytest.mark.parametrize(
-    ("step_s", "least_s", "timed"), [(0.25, 0.5, 8), (2**-10, 0.5, 8 + 512), (0.25, 0.0, 8), (2**-10, 0.0, 8)]
-)
-def test_a_trial_on_a_gpu_times_long_enough(
-    step_s: float, least_s: float, timed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock, steps, waits = Clock(), [], []
-    monkeypatch.setattr(tuning, "time", clock)
-    step = clock.taking(step_s, lambda: steps.append(1))
-    found = tuning.mean_step_s(step, 8, lambda: waits.append(len(steps)), least_s=least_s)
-    assert (found, len(steps)) == (step_s, timed)
-    assert waits[0] == 0
-    assert waits[-1] == timed, "the host waits for the device before it reads the clock"
-
-
 @pytest.mark.parametrize("fails_in", ["__init__", "train"])
 def test_a_reference_that_does_not_fit_leaves_its_memory(fails_in: str, monkeypatch: pytest.MonkeyPatch) -> None:
     run = as_checked(configured(*TINY))
@@ -252,7 +237,7 @@ def test_memory_is_given_back_to_the_device(device: ScriptedCuda) -> None:
 
 @pytest.mark.parametrize("takes_s", [2.0, 1e-5])
 def test_an_all_reduce_takes_what_the_device_takes(
-    takes_s: float, device: ScriptedCuda, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    takes_s: float, device: ScriptedCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though the host takes a tenth of a millisecond to launch each, and ranks leave the barrier one by one."""
 
@@ -264,13 +249,6 @@ def test_an_all_reduce_takes_what_the_device_takes(
     mine, cuda = SimpleNamespace(is_mine=True), SimpleNamespace(type="cuda")
     timed_s = bandwidth._timed(lambda: dist.all_reduce(mine), cuda, None)  # type: ignore[arg-type]
     assert timed_s == pytest.approx(takes_s)
-    joined: dict[str, Any] = {}
-    monkeypatch.setattr(dist, "init_process_group", lambda backend, **_: joined.update(backend=backend))
-    monkeypatch.setattr(dist, "destroy_process_group", lambda: None)
-    monkeypatch.setattr(bandwidth, "collectives", lambda _, on: joined.update(device=on) or [])
-    bandwidth.main(["tcp://here:1", "0", "2", "cuda"])
-    assert joined == {"backend": "cpu:gloo,cuda:nccl", "device": torch.device("cuda", 0)}
-    assert capsys.readouterr().out == "[]\n"
 
 
 @pytest.mark.slow
@@ -348,17 +326,6 @@ def test_the_sampler_watches_the_gpus_of_its_node(monkeypatch: pytest.MonkeyPatc
     for device_type in ("cuda", "cpu"):
         worker._sampler(run, attempt, None, device_type=device_type, spare_cores=[])  # type: ignore[arg-type]
     assert watched == [2, 0]
-
-
-@pytest.mark.exhaustive
-def test_a_trial_on_a_gpu_is_told_to_time_long_enough(device: ScriptedCuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[float] = []
-    monkeypatch.setattr(tuning, "mean_step_s", lambda *_, least_s: asked.append(least_s) or 1.0)
-    monkeypatch.setattr("parallelbench.world.world.join", lambda *_, **__: world.World())
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as `pin` sets it
-    for device_type in ("cuda", "cpu"):
-        tuning.timed(configured(*TINY), device_type, steps=1)
-    assert asked == [0.5, 0.0]
 
 
 # --- strategies

@@ -10,7 +10,7 @@ import pytest
 
 from analysis import load
 from analysis.runs import published
-from launch.launcher import glance
+from launch.states import glance
 from parallelbench.config import identity
 from parallelbench.config.identity import run_id
 from parallelbench.results import publish, tables

@@ -157,7 +157,7 @@ ASSUMED_FACTOR = 2.0
 
 
 NEVER_OF_A_STEP = (
-    *(*PLACES, *OF_SWEEP, "device", "same_plugin"),  # where; evidence is of one machine by other rules
+    *(*PLACES, *OF_SWEEP, "device"),  # where; evidence is of one machine by other rules
     *("seed", "repeat", "epochs", "lr_schedule", "metric"),
     *("batch_size", "scaling"),  # the global batch says it
 )

@@ -14,11 +14,11 @@ import polars as pl
 from analysis.advisor.calibration import probed_figures
 from analysis.advisor.fit import model_key
 from analysis.advisor.strategies import SuiteJob
-from analysis.comparison.configurations import counted
 from analysis.comparison.issues import unlike_probes
 from analysis.comparison.notes import format_differences
 from analysis.comparison.pairing import Pairing, RepeatPair
 from analysis.comparison.run import compared_runs
+from analysis.comparison.summary import counted
 from analysis.comparison.work import PROBED, component_labels
 from analysis.metrics.runs import phase_times
 from analysis.runs.reader import load

@@ -28,7 +28,7 @@ from analysis.claims.claim import (
     Level,
 )
 from analysis.comparison.campaign import Configuration, campaign
-from analysis.comparison.configurations import attempted, counted, facts, learned, prepared
+from analysis.comparison.summary import attempted, counted, facts, learned, prepared
 from analysis.comparison.work import canonical, is_below, varying_keys, without, work_label
 from analysis.metrics.disturbance import is_disturbed, undisturbed_epochs
 from analysis.metrics.epochs import AS_TEXT, gathered, numbered

@@ -14,11 +14,11 @@ from analysis import text
 from analysis.claims.claim import LAST, OF_SAMPLES, PER_EPOCH, TO_ACCURACY, UNTIMED, Claim, written
 from analysis.claims.effects import effects, is_unreached, labels, unusable, usable, values
 from analysis.comparison.campaign import campaign
-from analysis.comparison.configurations import facts
 from analysis.comparison.issues import warmed
 from analysis.comparison.notes import Code, Note
 from analysis.comparison.pairing import Pairing, choice_of, pairing_of
 from analysis.comparison.ratio import ENOUGH_REPEATS, ERROR, Ends, Spread, error_of_each, ratio_median, repeats_to_add
+from analysis.comparison.summary import facts
 from analysis.metrics.disturbance import is_disturbed
 from analysis.runs.reader import once
 from parallelbench.errors import count_of

@@ -9,10 +9,10 @@ from analysis import text
 from analysis.comparison.campaign import campaign
 from analysis.comparison.exclusions import Exclusion
 from analysis.comparison.issues import unlike, unlike_probes
-from analysis.comparison.notes import Code, Note, Subject, write
+from analysis.comparison.notes import Code, Note, Subject
 from analysis.comparison.pairing import Pairing, RepeatPair
-from analysis.comparison.ratio import of_several
-from analysis.comparison.verdict import SpeedVerdict, of_speed
+from analysis.comparison.speed import Speed, columns_of, judged, speed_of
+from analysis.comparison.verdict import SpeedVerdict
 from analysis.comparison.work import ONE_DEVICE, PROBED
 from analysis.metrics.runs import efficiency
 from analysis.runs.reader import once
@@ -46,7 +46,7 @@ def without_baseline(runs: Runs) -> list[Note]:
 
 
 def _why_without(found: Campaign, group: str, framework: str) -> str:
-    members = [each for each in found.groups[group] if each.framework == framework]
+    members = found.families[group, framework]
     ones = [each for each in members if each.is_one_device]
     if chosen := found.chosen_among(members):
         return f"no run of {chosen.name} counts, the baseline that was chosen"
@@ -58,12 +58,6 @@ def _why_without(found: Campaign, group: str, framework: str) -> str:
     others = "no other configuration" if framework == "torch" else f"no other configuration of {framework}"
     strategy = "" if framework == "program" else f"strategy={ONE_DEVICE[framework]} "
     return f"{others} that counts did the same work; measure {strategy}devices=1"
-
-
-def stand_ins(runs: Runs) -> list[tuple[Configuration, Configuration | None]]:
-    """The baselines on several devices, each with its framework's configuration on one device, if there is any."""
-    found = campaign(runs)
-    return [(one, found.one_device_of(one)) for one in found.baselines if not one.is_one_device]
 
 
 ONE_DEVICE_IN_WORDS = "one device"
@@ -86,17 +80,12 @@ def baseline_in_words(runs: Runs) -> str:
     return in_words(names.pop() if len(names) == 1 else None)
 
 
-def stand_ins_in_words(runs: Runs) -> list[str]:
-    """Why speed-ups are not over one device: a sentence for each such baseline, with its repeats without a pair."""
-    return write(stand_in_notes(runs))
-
-
-def stand_in_notes(runs: Runs) -> list[Note]:
+def stand_ins(runs: Runs) -> list[Note]:
     """The baselines on several devices, why one device is none, and their repeats without a pair."""
     notes, found = _not_followed(runs), campaign(runs)
-    for one, single in stand_ins(runs):
-        failed = failed_repeats(one)
-        chosen = found.chosen_among([each for each in found.groups[one.group] if each.framework == one.framework])
+    for one in (each for each in found.baselines if not each.is_one_device):
+        single, failed = found.one_device_of(one), failed_repeats(one)
+        chosen = found.chosen_among(found.family_of(one))
         lost = f". Of the repeats of {one.name}, {failed}: left out" if failed else ""
         if chosen is one:
             why = "which was chosen" if single and single.counts else f"which was chosen: {why_not_one_device(single)}"
@@ -109,15 +98,11 @@ def stand_in_notes(runs: Runs) -> list[Note]:
 
 def _not_followed(runs: Runs) -> list[Note]:
     """The works in which the baseline that their sweep names can't be followed."""
-    found, notes = campaign(runs), []
+    found = campaign(runs)
     if found.chosen is not None:
         return []
-    for members in found.groups.values():
-        for framework in dict.fromkeys(each.framework for each in members):
-            alike = [each for each in members if each.framework == framework]
-            if why := found.of_sweep(alike)[1]:
-                notes.append(Note(Code.NOT_FOLLOWED, {"why": why}, subjects_of(found, alike)))
-    return notes
+    reasons = ((family, found.of_sweep(family)[1]) for family in found.families.values())
+    return [Note(Code.NOT_FOLLOWED, {"why": why}, subjects_of(found, family)) for family, why in reasons if why]
 
 
 def why_not_one_device(one: Configuration | None) -> str:
@@ -153,20 +138,8 @@ def beside_fastest(
 
     Two intervals beside one device may overlap where every pair of the two says the same.
     """
-    pairings = {other: campaign(runs).pair(fastest, other) for other in others}
-    ratios = {other: None if pairing.blockers() else pairing.speed_up() for other, pairing in pairings.items()}
-    error = of_several(ratios.values(), fastest_of=among)
-    return {
-        other: SpeedVerdict.NOT_COMPARABLE if pairings[other].blockers() else of_speed(ratio and ratio.at(error))
-        for other, ratio in ratios.items()
-    }
-
-
-def refused(runs: Runs, *, brief: bool = False) -> list[str]:
-    """What is not compared with its baseline, with what differs and, unless `brief`, details and remedies, in
-    sentences.
-    """
-    return write(refusals(runs), brief=brief)
+    speeds = judged([speed_of(campaign(runs).pair(fastest, other)) for other in others], fastest_of=among)
+    return {other: speed.verdict for other, speed in zip(others, speeds, strict=True)}
 
 
 def refusals(runs: Runs) -> list[Note]:
@@ -188,24 +161,18 @@ def refusals(runs: Runs) -> list[Note]:
     return notes
 
 
-LIMITS = (Code.APART, Code.ORDER, Code.ABOVE_IDEAL, Code.AT_MEMORY_LIMIT)
+BESIDE_SPEED_UPS = (Code.APART, Code.ORDER, Code.ABOVE_IDEAL, Code.AT_MEMORY_LIMIT)
 """What is said beside every speed-up; what else limits them is in the warnings."""
 
 
-def limited(runs: Runs, codes: Collection[Code] = LIMITS, *, brief: bool = False) -> list[str]:
-    """What limits the comparisons with the baselines, in sentences, each with the configurations that it is true of;
-    `brief`: without causes and remedies.
-    """
-    return write((note for note in limits(runs) if note.code in codes), brief=brief)
-
-
-def limits(runs: Runs) -> list[Note]:
-    """What limits the comparisons with the baselines."""
+def limits(runs: Runs, codes: Collection[Code] | None = None) -> list[Note]:
+    """What limits the comparisons with the baselines; None: all that does."""
     found = campaign(runs)
     return [
         note.about(*subjects_of(found, [each]))
         for each, pairing in found.others
         for note in pairing.caveats(per_sample=True)
+        if codes is None or note.code in codes
     ]
 
 
@@ -241,51 +208,54 @@ def _unlike(runs: Runs, configurations: list[Configuration]) -> Note | None:
 
 
 @once
-def error_of_verdicts(runs: Runs) -> float:
-    """The error of each verdict on a speed-up: all are given together."""
-    return of_several(pairing.speed_up() for _, pairing in campaign(runs).others)
+def speeds(runs: Runs) -> tuple[Speed | None, ...]:
+    """Of each configuration, by its place, how fast it trains beside its baseline, with verdicts that allow for each
+    other; None: nothing to compare it with, or none of its runs counts for another reason than others' load.
+    """
+    found, known = campaign(runs), {}
+    for each in found.configurations:
+        side = found.baseline_of(each) or found.one_device_of(each)
+        disturbed = each.is_disturbed or (side is not None and side.is_disturbed)
+        pairing = found.against_baseline(each)
+        if pairing or disturbed:
+            known[each.place] = speed_of(pairing or Pairing(()), disturbed=disturbed)
+    together = dict(zip(known, judged(list(known.values())), strict=True))
+    return tuple(together.get(each.place) for each in found.configurations)
 
 
-def speed_ups_and_repeats(runs: Runs) -> list[tuple[Ratio, int]]:
-    """The speed-ups of all configurations but the baselines, each with the highest repeat of both."""
-    pairings = [pairing for _, pairing in campaign(runs).others]
-    return [(ratio, pairing.highest_repeat) for pairing in pairings if (ratio := pairing.speed_up())]
+def speed_ups(runs: Runs) -> list[tuple[Configuration, Speed, Ratio]]:
+    """The configurations but the baselines that have a speed-up."""
+    found = zip(campaign(runs).configurations, speeds(runs), strict=True)
+    return [
+        (each, speed, speed.ratio)
+        for each, speed in found
+        if speed and speed.ratio and speed.lacks is not SpeedVerdict.BASELINE
+    ]
 
 
 ENERGY = "gpu_energy_per_sample_j"
 
 
-def gain(runs: Runs, configuration: Configuration, *, disturbed: bool) -> dict[str, Any]:
-    """The columns of `summary` that compare with the baseline.
-
-    `disturbed`: whether others disturbed all runs of a side.
-    """
-    found = campaign(runs)
-    baseline = found.baseline_of(configuration)
+def gain(runs: Runs, configuration: Configuration) -> dict[str, Any]:
+    """The columns of `summary` that compare with the baseline."""
+    found, speed = campaign(runs), speeds(runs)[configuration.place]
+    baseline, pairing = found.baseline_of(configuration), found.against_baseline(configuration)
     is_own = baseline is configuration
-    pairing = found.against_baseline(configuration) or Pairing(())
-    steady, energy = pairing.speed_up(), pairing.ratio(ENERGY)
-    steady = steady and steady.at(error_of_verdicts(runs))
-    whole = pairing.speed_up(with_startup=True)
-    verdict = of_speed(steady) if steady else None
-    if pairing.blockers():
-        verdict = SpeedVerdict.NOT_COMPARABLE
-    elif disturbed and verdict is None:
-        verdict = SpeedVerdict.DISTURBED
-    further = steady.further_repeats if steady and verdict is SpeedVerdict.NO_DIFFERENCE and not is_own else None
+    steady = speed.columns("speed_up") if speed else columns_of("speed_up", None)
+    energy, whole = (pairing.ratio(ENERGY), pairing.speed_up(with_startup=True)) if pairing else (None, None)
     more = configuration.devices / baseline.devices if baseline else None
-    columns: dict[str, Any] = {
+    efficiencies = {
+        name.replace("speed_up", "efficiency"): efficiency(value, times_devices=more) for name, value in steady.items()
+    }
+    return {
         "baseline": baseline and baseline.name,
         "baseline_devices": baseline and baseline.devices,
         "baseline_failed": None if is_own else failed_repeats(baseline),
-        "speed_up_pairs": steady.n if steady else 0,
-        "verdict": SpeedVerdict.BASELINE.value if is_own else verdict and verdict.value,
-        "repeats_to_decide": further and pairing.highest_repeat + 1 + further,
-        "efficiency": efficiency(steady.median if steady else None, times_devices=more),
+        "speed_up_pairs": speed.pairs if speed else 0,
+        "verdict": speed and speed.verdict.value,
+        "repeats_to_decide": speed and speed.repeats_to_decide,
         "efficiency_with_startup": efficiency(whole.median if whole else None, times_devices=more),
+        **steady,
+        **efficiencies,
+        **columns_of("energy_ratio", energy, of_itself=is_own),
     }
-    for name, ratio in (("speed_up", steady), ("energy_ratio", energy)):
-        # Against itself every ratio is 1 by construction: an interval would say nothing.
-        low, high = (ratio.low, ratio.high) if ratio and not is_own else (None, None)
-        columns |= {name: ratio and ratio.median, f"{name}_low": low, f"{name}_high": high}
-    return columns

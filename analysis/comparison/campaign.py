@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from analysis.comparison.exclusions import excluded
+from analysis.comparison.exclusions import Exclusion, excluded
 from analysis.comparison.pairing import Pairing, paired
 from analysis.comparison.run import ComparedRun, compared_runs
 from analysis.comparison.work import (
@@ -99,6 +99,11 @@ class Configuration:
         return bool(self.runs)
 
     @property
+    def is_disturbed(self) -> bool:
+        """Whether none of its runs counts, and others disturbed some: their times are shown, and compared with none."""
+        return not self.counts and Exclusion.DISTURBED.value in self.failed
+
+    @property
     def is_one_device(self) -> bool:
         """Whether it is its framework's strategy on one device."""
         return self.every[0].is_one_device
@@ -121,6 +126,20 @@ class Campaign:
         for each in self.configurations:
             members[each.group].append(each)
         return {group: tuple(of_group) for group, of_group in members.items()}
+
+    @cached_property
+    def families(self) -> dict[tuple[str, str], tuple[Configuration, ...]]:
+        """Label of a work and framework → its configurations, in order: those that may share a baseline, since the
+        ratio of two frameworks is no speed-up by devices.
+        """
+        members: dict[tuple[str, str], list[Configuration]] = defaultdict(list)
+        for each in self.configurations:
+            members[each.group, each.framework].append(each)
+        return {key: tuple(family) for key, family in members.items()}
+
+    def family_of(self, configuration: Configuration) -> tuple[Configuration, ...]:
+        """All of its work and framework, itself included."""
+        return self.families[configuration.group, configuration.framework]
 
     @property
     def counted(self) -> tuple[Configuration, ...]:
@@ -151,16 +170,12 @@ class Campaign:
     @cached_property
     def _baselines(self) -> dict[Configuration, Configuration]:
         found: dict[Configuration, Configuration] = {}
-        for members in self.groups.values():
-            of_framework: dict[str, list[Configuration]] = defaultdict(list)
-            for each in members:
-                of_framework[each.framework].append(each)
-            for alike in of_framework.values():
-                found |= self._baselines_among(alike)
+        for family in self.families.values():
+            found |= self._baselines_among(family)
         return found
 
     def _baselines_among(self, alike: Sequence[Configuration]) -> dict[Configuration, Configuration]:
-        """Of the configurations of one work and framework: the ratio of two frameworks is no speed-up by devices."""
+        """Of a family."""
         if named := self.chosen_among(alike):
             return dict.fromkeys(alike, named) if named.counts else {}
         ones = [each for each in alike if each.is_one_device]
@@ -195,8 +210,7 @@ class Campaign:
 
     def one_device_of(self, configuration: Configuration) -> Configuration | None:
         """Its framework's configuration on one device of the same work, whether any of its runs counts or not."""
-        members = self.groups[configuration.group]
-        ones = [each for each in members if each.is_one_device and each.framework == configuration.framework]
+        ones = [each for each in self.family_of(configuration) if each.is_one_device]
         return _its_one_device(configuration, ones)
 
     @cached_property

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -51,7 +51,7 @@ from parallelbench.results.folder import find_runs, no_runs, require_folder
 from parallelbench.results.tables import TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 
     from analysis.comparison.change_points import Margins
     from analysis.comparison.ratio import Ends
@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from parallelbench.results.declaration import Column
 
 
+Item = TypeVar("Item")
 UNCHANGED, WORSE = 0, 1
 """Exit codes of a history."""
 _PROGRAM_SOURCES, _PLUGIN_SOURCES = "strategy.sources", "plugin_sources"
@@ -471,18 +472,12 @@ def _name(definition: Work) -> str:
 
 def _series(runs: Sequence[ComparedRun], metric: Metric) -> list[Series]:
     """The points by kind of machine, with their changes."""
-    kinds: list[list[ComparedRun]] = []
-    for run in runs:
-        alike = (kind for kind in kinds if not _unlike(kind[0], run, metric.column.name))
-        found = next(alike, None)
-        if found is None:
-            kinds.append([run])
-        else:
-            found.append(run)
-    series: list[tuple[list[Point], Differences]] = []
-    for kind in kinds:
-        unlike = _unlike(kinds[0][0], kind[0], metric.column.name)
-        series += [(points, unlike | slower) for points, slower in _equally_fast(_points(kind, metric.column.name))]
+    name = metric.column.name
+    series = [
+        (points, unlike | slower)
+        for kind, unlike in _kinds(runs, lambda one, other: _unlike(one, other, name))
+        for points, slower in _kinds(_points(kind, name), lambda one, other: unlike_probes([one.runs, other.runs]))
+    ]
     judged = sum(len(points) >= FEWEST_POINTS for points, _ in series)
     # As with every family of verdicts: any of them is wrong as rarely as one would be.
     return [_judged(points, unlike, metric, error=ERROR / max(judged, 1)) for points, unlike in series]
@@ -515,17 +510,15 @@ def _points(runs: Sequence[ComparedRun], metric: str) -> list[Point]:
     ]
 
 
-def _equally_fast(points: Sequence[Point]) -> list[tuple[list[Point], Differences]]:
-    """Points whose machines were equally fast in a short test, together."""
-    kinds: list[tuple[list[Point], Differences]] = []
-    for point in points:
-        for kind, _ in kinds:
-            if not unlike_probes([kind[0].runs, point.runs]):
-                kind.append(point)
-                break
+def _kinds(items: Sequence[Item], unlike: Callable[[Item, Item], Differences]) -> list[tuple[list[Item], Differences]]:
+    """Items that are like the first of their kind, together, with how that one differs from the first of all."""
+    kinds: list[tuple[list[Item], Differences]] = []
+    for item in items:
+        alike = next((kind for kind, _ in kinds if not unlike(kind[0], item)), None)
+        if alike is None:
+            kinds.append(([item], unlike(items[0], item) if kinds else {}))
         else:
-            slower = unlike_probes([kinds[0][0][0].runs, point.runs]) if kinds else {}
-            kinds.append(([point], slower))
+            alike.append(item)
     return kinds
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations, permutations
 from math import inf, isfinite, sqrt
@@ -254,10 +254,6 @@ class Pairing:
     def speed_up(self, *, with_startup: bool = False) -> Ratio | None:
         """How many times as fast the second run trains: by time, or per sample where epochs hold unequally many."""
         return self._ratio(WITH_STARTUP if with_startup else PER_EPOCH)
-
-    def exchanged(self) -> Pairing:
-        """The same pairs with the sides exchanged."""
-        return replace(self, pairs=tuple(RepeatPair(repeat, runs[::-1]) for repeat, runs in self.pairs))
 
     @cached_property
     def _sides(self) -> list[tuple[ComparedRun, ...]]:

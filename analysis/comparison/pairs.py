@@ -9,19 +9,16 @@ import polars as pl
 
 from analysis.comparison.baseline import ENERGY
 from analysis.comparison.campaign import campaign
-from analysis.comparison.configurations import summary
-from analysis.comparison.ratio import PER_EPOCH, of_several
-from analysis.comparison.verdict import SpeedVerdict, of_speed
+from analysis.comparison.speed import columns_of, judged, speed_of
+from analysis.comparison.summary import summary
 from analysis.metrics.columns import PAIRS
 from analysis.runs.published import TYPES
 from analysis.runs.reader import once
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from analysis.comparison.campaign import Configuration
     from analysis.comparison.pairing import Pairing
-    from analysis.comparison.ratio import Ratio
+    from analysis.comparison.speed import Speed
     from analysis.runs.reader import Runs
 
 
@@ -44,9 +41,11 @@ def of_equal_devices(runs: Runs) -> pl.DataFrame:
         for one, other in combinations([each for each in members if each.counts], 2)
         if one.devices == other.devices
     ]
-    error = of_several(pairing.speed_up() for *_, pairing in couples)
-    taken = _taken(runs)
-    rows = [_row(*couple, error=error, taken=taken) | {"until_accuracy": runs.target} for couple in couples]
+    speeds, taken = judged([speed_of(pairing) for *_, pairing in couples]), _taken(runs)
+    rows = [
+        _row(*couple, speed, taken=taken) | {"until_accuracy": runs.target}
+        for couple, speed in zip(couples, speeds, strict=True)
+    ]
     return pl.DataFrame(rows, schema={column.name: TYPES[column.type] for column in PAIRS}, orient="row")
 
 
@@ -59,26 +58,15 @@ def _taken(runs: Runs) -> list[dict[str, float | None]]:
 
 
 def _row(
-    one: Configuration, other: Configuration, pairing: Pairing, *, error: float, taken: list[dict[str, float | None]]
+    one: Configuration, other: Configuration, pairing: Pairing, speed: Speed, *, taken: list[dict[str, float | None]]
 ) -> dict[str, Any]:
-    speed, energy = pairing.speed_up(), pairing.ratio(ENERGY)
-    ratios: Mapping[str, Ratio | None] = {"speed_ratio": speed, "energy_ratio": energy}
     row: dict[str, Any] = {
         "group": one.group,
         "devices": one.devices,
         "configuration": one.name,
         "other": other.name,
-        "verdict": _verdict(pairing, speed and speed.at(error)).value,
-        "pairs": speed.n if speed else 0,
+        "verdict": speed.verdict.value,
+        "pairs": speed.pairs,
     }
-    for name, ratio in ratios.items():
-        row |= {name: ratio and ratio.median, f"{name}_low": ratio and ratio.low, f"{name}_high": ratio and ratio.high}
+    row |= speed.columns("speed_ratio") | columns_of("energy_ratio", pairing.ratio(ENERGY))
     return row | taken[one.place] | {f"other_{name}": value for name, value in taken[other.place].items()}
-
-
-def _verdict(pairing: Pairing, speed: Ratio | None) -> SpeedVerdict:
-    if pairing.blockers():
-        return SpeedVerdict.NOT_COMPARABLE
-    sides = [[run for pair in pairing.pairs for run in pair.runs[side : side + 1]] for side in (0, 1)]
-    untimed = pairing.pairs and not all(any(run.value(PER_EPOCH.metric) for run in side) for side in sides)
-    return SpeedVerdict.NO_STEADY_EPOCH if untimed else of_speed(speed)

@@ -130,6 +130,11 @@ class Ratio:
             return None
         return self._spread.ends(error, more)
 
+    @cached_property
+    def inverse(self) -> Ratio:
+        """The ratio of the first side's values to the second side's."""
+        return replace(self, pairs=tuple((repeat, 1 / value) for repeat, value in self.pairs))
+
     def at(self, error: float) -> Ratio:
         """The same with a verdict that is wrong so often at most."""
         return replace(self, error=error)

@@ -19,9 +19,10 @@ from analysis.comparison.exclusions import format_exclusions, require_counted
 from analysis.comparison.issues import UnlikeWork
 from analysis.comparison.notes import Code, Note, Subject, format_differences, write
 from analysis.comparison.pairing import Pairing, joined, paired
-from analysis.comparison.ratio import Ratio, of_several, ratio_of_pairs
+from analysis.comparison.ratio import Ratio, ratio_of_pairs
 from analysis.comparison.run import ComparedRun, compared_runs
-from analysis.comparison.verdict import SpeedVerdict, of_time
+from analysis.comparison.speed import Speed, judged, speed_of
+from analysis.comparison.verdict import SpeedVerdict
 from analysis.comparison.work import (
     PROBED,
     WAYS,
@@ -64,40 +65,40 @@ class Compared:
     a: Mapping[str, float | None]
     b: Mapping[str, float | None]
     """Metric → median over the paired repeats."""
-    ratios: Mapping[str, Ratio | None]
-    """Metric → B ÷ A; None where not both sides have measured it in one repeat."""
-    untimed: tuple[str, ...] = ()
-    """The sides (A, B) that have pairs of repeats, but a time in none of them."""
-    single_epoch: bool = False
-    """Whether all runs of these sides trained one epoch only."""
-    blocked: bool = False
-    """Whether something blocks the comparison; the notes say what."""
+    speed: Speed
+    """How fast B trains beside A; where something blocks the comparison, the notes say what."""
+    others: Mapping[str, Ratio | None]
+    """Any other metric → B ÷ A; None where not both sides have measured it in one repeat."""
     per_sample: bool = False
     """Whether `time` is of the time per sample, as epochs hold unequally many."""
 
     @property
     def time(self) -> Ratio | None:
         """B ÷ A of the time per epoch, or per sample."""
-        return self.ratios[TIME]
+        return self.speed.ratio and self.speed.ratio.inverse
+
+    @property
+    def ratios(self) -> dict[str, Ratio | None]:
+        """Metric → B ÷ A, the time first."""
+        return {TIME: self.time, **self.others}
 
     @property
     def verdict(self) -> SpeedVerdict:
         """How B compares with A."""
-        known = SpeedVerdict.NOT_COMPARABLE if self.blocked else of_time(self.time)
-        return SpeedVerdict.NO_STEADY_EPOCH if self.untimed else known
+        return self.speed.verdict
 
     @property
     def further_repeats(self) -> int | None:
         """How many more repeats of each side would decide where no difference is shown."""
-        return self.time.further_repeats if self.time and self.verdict is SpeedVerdict.NO_DIFFERENCE else None
+        return self.speed.further_repeats
 
     @property
     def shown_verdict(self) -> str:
         """The verdict, with what is missing for another one."""
-        if not self.untimed:
-            return shown_verdict(self.verdict, self.time)
-        why = "epochs=1, at least 2 are needed" if self.single_epoch else "all are the first of their attempt"
-        return f"{self.verdict} on side {' and '.join(self.untimed)}: {why}"
+        if self.verdict is not SpeedVerdict.NO_STEADY_EPOCH:
+            return shown_verdict(self.speed)
+        why = "epochs=1, at least 2 are needed" if self.speed.single_epoch else "all are the first of their attempt"
+        return f"{self.verdict} on side {' and '.join('AB'[side] for side in self.speed.untimed)}: {why}"
 
 
 @dataclass(frozen=True)
@@ -105,8 +106,8 @@ class Comparison:
     """The result of `compare`."""
 
     rows: tuple[Compared, ...]
-    overall: Ratio | None
-    """B ÷ A of the time, in each repeat the geometric mean over all configurations; None where no repeat has all."""
+    together: Speed
+    """How fast B trains beside A, in each repeat the geometric mean over all configurations."""
     only_a: tuple[str, ...]
     only_b: tuple[str, ...]
     """Configurations that one side lacks, or has no counted run of."""
@@ -123,19 +124,24 @@ class Comparison:
         return any(row.per_sample for row in self.rows)
 
     @property
+    def overall(self) -> Ratio | None:
+        """B ÷ A of the time of all configurations together; None where no repeat has all."""
+        return self.together.ratio and self.together.ratio.inverse
+
+    @property
     def verdict(self) -> SpeedVerdict:
         """How B compares with A over all configurations together."""
-        return of_time(self.overall) if all(row.time for row in self.rows) else SpeedVerdict.INCOMPLETE
+        return self.together.verdict
 
     @property
     def further_repeats(self) -> int | None:
         """How many more repeats of each side would decide where no difference is shown."""
-        return self.overall.further_repeats if self.overall and self.verdict is SpeedVerdict.NO_DIFFERENCE else None
+        return self.together.further_repeats
 
     @property
     def shown_verdict(self) -> str:
         """The verdict, with the number of pairs where these are too few."""
-        return shown_verdict(self.verdict, self.overall)
+        return shown_verdict(self.together)
 
     @property
     def frame(self) -> pl.DataFrame:
@@ -156,9 +162,9 @@ def _figures(ratio: Ratio | None) -> list[Any]:
     return [ratio.median, ratio.low, ratio.high, ratio.n] if ratio else [None, None, None, 0]
 
 
-def shown_verdict(verdict: SpeedVerdict, time: Ratio | None) -> str:
+def shown_verdict(speed: Speed) -> str:
     """A verdict, with the number of pairs where these are too few."""
-    return f"{verdict}: n={time.n}" if time and verdict is SpeedVerdict.TOO_FEW else verdict.value
+    return f"{speed.verdict}: n={speed.pairs}" if speed.verdict is SpeedVerdict.TOO_FEW else speed.verdict.value
 
 
 def compare(a: Runs, b: Runs, *, across: Sequence[str] = ()) -> Comparison:
@@ -179,31 +185,30 @@ def compare(a: Runs, b: Runs, *, across: Sequence[str] = ()) -> Comparison:
         raise _refusal(a, b, across)
     _require_two_measurements(matched.rows)
     _require_believable(matched.rows)
-    rows, overall = together(tuple(map(_compared, matched.rows)))
+    rows, whole = judged_together(tuple(map(_compared, matched.rows)))
     excluded_lines = [f"{name}: {line}" for name, runs in (("A", a), ("B", b)) for line in format_exclusions(runs)]
     lost, gained = (tuple(_lacking(*sides)) for sides in ((one, other), (other, one)))
     return Comparison(
         rows,
-        overall,
+        whole,
         only_a=matched.only_a,
         only_b=matched.only_b,
         lost=lost,
         gained=gained,
         notes=(
             *write(matched.notes, of=len(matched.rows)),
-            *write(matched.notes_on_all(OVERALL, overall)),
+            *write(matched.notes_on_all(OVERALL, whole.ratio)),
             *excluded_lines,
         ),
     )
 
 
-def together(rows: tuple[Compared, ...]) -> tuple[tuple[Compared, ...], Ratio | None]:
-    """The rows, and all together: verdicts on their times that allow for each other."""
-    overall = _overall(rows)
-    error = of_several([*(row.time for row in rows), *([overall] if len(rows) > 1 else [])])
-    judged = ({**row.ratios, TIME: row.time and row.time.at(error)} for row in rows)
-    whole = overall and overall.at(error)
-    return tuple(replace(row, ratios=ratios) for row, ratios in zip(rows, judged, strict=True)), whole
+def judged_together(rows: tuple[Compared, ...]) -> tuple[tuple[Compared, ...], Speed]:
+    """The rows, and all together: verdicts that allow for each other."""
+    if len(rows) == 1:  # which is all of them
+        return rows, _overall(rows)
+    *speeds, whole = judged([*(row.speed for row in rows), _overall(rows)])
+    return tuple(replace(row, speed=speed) for row, speed in zip(rows, speeds, strict=True)), whole
 
 
 _UNBELIEVABLE = (Code.SUPERLINEAR, Code.ABOVE_PEAK, Code.CORES)
@@ -259,15 +264,10 @@ def _require_two_measurements(rows: Iterable[ComparedRow]) -> None:
 
 
 def _compared(row: ComparedRow) -> Compared:
-    pairs = row.pairing.pairs
-    # The time of B ÷ that of A is how many times as fast A is.
-    ratios = {name: row.pairing.ratio(name) for name in MEASURED} | {TIME: row.pairing.exchanged().speed_up()}
-    a, b = ({name: _median(pairs, side, name) for name in MEASURED} for side in (0, 1))
-    untimed = [side for side in (0, 1) if pairs and not any(pair.runs[side].value(TIME) for pair in pairs)]
-    single_epoch = all(pair.runs[side].definition["epochs"] == 1 for pair in pairs for side in untimed)
-    blocked, per_sample = bool(row.pairing.blockers()), row.pairing.is_per_sample
-    state = (tuple("AB"[side] for side in untimed), single_epoch, blocked, per_sample)
-    return Compared(row.group, row.configuration, a, b, ratios, *state)
+    others = {name: row.pairing.ratio(name) for name in MEASURED if name != TIME}
+    a, b = ({name: _median(row.pairing.pairs, side, name) for name in MEASURED} for side in (0, 1))
+    speed, per_sample = speed_of(row.pairing), row.pairing.is_per_sample
+    return Compared(row.group, row.configuration, a, b, speed, others, per_sample)
 
 
 def _median(pairs: Iterable[RepeatPair], side: int, metric: str) -> float | None:
@@ -275,16 +275,17 @@ def _median(pairs: Iterable[RepeatPair], side: int, metric: str) -> float | None
     return None if median is None else float(median)  # type: ignore[arg-type]
 
 
-def _overall(rows: Sequence[Compared]) -> Ratio | None:
-    times = [dict(row.time.pairs) for row in rows if row.time]
-    if len(times) < len(rows) or not times:
-        return None
-    repeats = sorted(set.intersection(*(set(time) for time in times)))
-    means = [(r, math.exp(sum(math.log(time[r]) for time in times) / len(times))) for r in repeats]
+def _overall(rows: Sequence[Compared]) -> Speed:
+    ratios = [row.speed.ratio for row in rows if row.speed.ratio]
+    if len(ratios) < len(rows) or not ratios:
+        return Speed(None, SpeedVerdict.INCOMPLETE)
+    speeds = [dict(ratio.pairs) for ratio in ratios]
+    repeats = sorted(set.intersection(*map(set, speeds)))
+    means = [(r, math.exp(sum(math.log(speed[r]) for speed in speeds) / len(speeds))) for r in repeats]
     # Repeats that share a pool in any row share one in all rows together.
-    of_row = [dict(zip((r for r, _ in row.time.pairs), row.time.pools, strict=True)) for row in rows if row.time]
+    of_row = [dict(zip((r for r, _ in ratio.pairs), ratio.pools, strict=True)) for ratio in ratios]
     groups = [{(place, pools[r]) for place, pools in enumerate(of_row)} for r in repeats]
-    return ratio_of_pairs(means, dict(zip(repeats, joined(groups), strict=True)))
+    return Speed(ratio_of_pairs(means, dict(zip(repeats, joined(groups), strict=True))))
 
 
 @dataclass(frozen=True)

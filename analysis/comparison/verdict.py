@@ -47,10 +47,3 @@ def of_ends(ends: Ends) -> SpeedVerdict:
         return SpeedVerdict.FASTER if low > 1 else SpeedVerdict.SLOWER
     equal = low >= 1 / (1 + EQUAL_WITHIN) and high <= 1 + EQUAL_WITHIN
     return SpeedVerdict.EQUAL if equal else SpeedVerdict.NO_DIFFERENCE
-
-
-def of_time(ratio: Ratio | None) -> SpeedVerdict:
-    """The verdict on a ratio of times, which is above 1 where a side is slower."""
-    opposite = {SpeedVerdict.FASTER: SpeedVerdict.SLOWER, SpeedVerdict.SLOWER: SpeedVerdict.FASTER}
-    verdict = of_speed(ratio)
-    return opposite.get(verdict, verdict)

@@ -70,7 +70,7 @@ WAYS = tuple(key for key in COMPARED if key != "repeat")
 WHICH_STRATEGY = ("strategy.name", "strategy._target_")
 """Keys that say which it is; the others below `strategy` are its options."""
 CIRCUMSTANCES = (
-    *(*PLACES, *OF_SWEEP, "device", "same_plugin"),
+    *(*PLACES, *OF_SWEEP, "device"),
     "measure.parity",
     "measure.parity_steps",
     "measure.steps_sampled",

@@ -10,8 +10,9 @@ import polars as pl
 
 from analysis import text
 from analysis.comparison.baseline import in_words
-from analysis.comparison.configurations import displayed, gains, summary, unreached
 from analysis.comparison.issues import is_comparable_energy, is_quotable
+from analysis.comparison.notes import write
+from analysis.comparison.summary import displayed, gains, summary, unreached
 from analysis.comparison.verdict import SpeedVerdict
 from analysis.comparison.work import natural
 from analysis.figures.chart import (
@@ -238,7 +239,7 @@ time_to_accuracy = Bars(
         each=lambda row: f"{row['configuration']} after {text.seconds(row['time_to_accuracy_s'])}",
         whole=_reached,
         sep=", ",
-        more=unreached,
+        more=lambda runs: write(unreached(runs)),
         nothing="No target accuracy is reached by all configurations.",
     ),
 )

@@ -22,7 +22,7 @@ import polars.selectors as cs
 
 from analysis import text
 from analysis.comparison.campaign import campaign
-from analysis.comparison.configurations import displayed, facts, summary
+from analysis.comparison.summary import displayed, facts, summary
 from analysis.metrics.disturbance import is_disturbed
 from analysis.runs.reader import once
 from analysis.text import DISTURBED_MARK

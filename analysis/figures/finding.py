@@ -11,7 +11,7 @@ import polars as pl
 
 from analysis import text
 from analysis.comparison.baseline import unlike_groups
-from analysis.comparison.configurations import summary
+from analysis.comparison.summary import summary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from analysis.comparison.notes import Note
     from analysis.runs.reader import Runs
 
+NOT_RANKED = "this does not rank them"
+"""What withdraws the ranking of a sentence before."""
 MOST_TOLD = 4
 """Configurations in order that one sentence names; of more, the first three and the last one."""
 
@@ -57,7 +59,7 @@ class Sentence:
         for reason, groups in why.items():
             of = "each kind of work" if len(groups) == works else text.listed(groups, sep="; ")
             where = f"Of {of}, " if works > 1 else "But "
-            told += f"\n{where}this does not rank them, since {reason} (see the warnings)."
+            told += f"\n{where}{NOT_RANKED}, since {reason} (see the warnings)."
         lines = [told, self.footnote if told else "", *self.more(runs)]
         return "\n".join(filter(None, lines)) or self.nothing
 

@@ -13,13 +13,13 @@ import msgspec
 import polars as pl
 
 from analysis import text
-from analysis.comparison.baseline import LIMITS
-from analysis.comparison.configurations import learned, learning
+from analysis.comparison.baseline import BESIDE_SPEED_UPS
 from analysis.comparison.notes import Subject, write
 from analysis.comparison.pairing import Pairing, paired
 from analysis.comparison.run import compared_runs
 from analysis.comparison.sides import RATE
-from analysis.comparison.verdict import of_speed
+from analysis.comparison.summary import learned, learning
+from analysis.comparison.verdict import SpeedVerdict
 from analysis.comparison.work import groups_across, natural
 from analysis.figures.chart import (
     BETWEEN,
@@ -473,7 +473,7 @@ class Across:
             caveat.about(Subject(str(configuration), str(work) if several else ""))
             for work, configuration in ratios
             for caveat in pairings[work, configuration].caveats()
-            if caveat.code in LIMITS
+            if caveat.code in BESIDE_SPEED_UPS
         )
         return "\n".join([told, *write(notes, of=len(ratios))])
 
@@ -496,7 +496,7 @@ def _changes(across: Across, pairings: Mapping[tuple[Any, Any], Pairing], rows: 
 
 
 def _gain(ratio: Ratio) -> str:
-    why = f" ({of_speed(ratio)})" if ratio.is_apart else ""
+    why = f" ({SpeedVerdict.NOT_INTERLEAVED})" if ratio.is_apart else ""
     told = why if ratio.low is None or ratio.high is None else f" ({text.ends(ratio.low, ratio.high)})"
     return f"{text.estimate(ratio.median, ratio.low, ratio.high)} times as many{told}"
 

@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 
 from analysis import text
-from analysis.comparison.configurations import displayed
+from analysis.comparison.summary import displayed
 from analysis.figures.chart import NAMES, drawn_panels
 from analysis.figures.finding import Sentence
 from analysis.figures.lines import Axis, Lines

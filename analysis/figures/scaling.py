@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from analysis import text
-from analysis.comparison.baseline import in_words, limited, refused
-from analysis.comparison.configurations import gains, summary
+from analysis.comparison.baseline import BESIDE_SPEED_UPS, in_words, limits, refusals
+from analysis.comparison.notes import write
+from analysis.comparison.summary import gains, summary
 from analysis.comparison.verdict import SpeedVerdict
 from analysis.figures.chart import RATIO_MEDIAN, panel, written
 from analysis.figures.finding import Sentence
@@ -58,9 +59,9 @@ def _with_startup(row: dict[str, Any]) -> str:
 
 def _told(row: dict[str, Any]) -> str:
     """The interval of an efficiency in steady state, and what the verdict says of the speed behind it."""
-    if row["speed_up_low"] is None:
+    low, high = row["efficiency_low"], row["efficiency_high"]
+    if low is None:
         return ""
-    low, high = (row[f"speed_up_{end}"] * row["efficiency"] / row["speed_up"] for end in ("low", "high"))
     ends = text.ends(low, high) if text.is_wide(low, high) else f"{text.percent(low)}–{text.percent(high)}"
     alike = row["verdict"] in (SpeedVerdict.NO_DIFFERENCE, SpeedVerdict.EQUAL)
     beside = f"; beside {in_words(row['baseline'])} {row['verdict']}" if alike else ""
@@ -98,7 +99,7 @@ scaling = Lines(
         each=_achieved,
         whole="of theoretical scaling, {}",
         ranks=False,
-        more=lambda runs: [*refused(runs, brief=True), *limited(runs, brief=True)],
+        more=lambda runs: write([*refusals(runs), *limits(runs, BESIDE_SPEED_UPS)], brief=True),
         nothing="Scaling needs a baseline, single × 1 by default, and a run on more devices.",
     ),
 )

@@ -9,7 +9,7 @@ import altair as alt
 import polars as pl
 
 from analysis import text
-from analysis.comparison.configurations import displayed, summary
+from analysis.comparison.summary import displayed, summary
 from analysis.comparison.work import natural
 from analysis.figures.chart import (
     PANEL_WIDTH,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from analysis.comparison.configurations import displayed
+from analysis.comparison.summary import displayed
 from analysis.figures.chart import NAMES, panel
 from analysis.figures.finding import Sentence
 from analysis.figures.lines import Axis, Lines

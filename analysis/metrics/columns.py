@@ -201,9 +201,10 @@ PER_RUN = (
     *(Column(f"step_time_p{percent}_s", f"{_TAIL}: percentile {percent}", null=f"fewer than {fewest} such steps",
         window="steady", repeats=Over.MEDIAN, heading=f"Step, p{percent}", show=Show.MILLISECONDS, where_known=True)
       for percent, fewest in FEWEST_STEPS.items()),
-    Column("rank_imbalance", f"slowest ÷ median rank by the {_OWN_TIME}; median over these epochs or steps, without "
-        "each attempt's first epoch", null=f"one rank, or {_NO_OWN_TIME}", window="steady", repeats=Over.MEDIAN,
-        heading="Slowest ÷ median rank", where_known=True),
+    Column("rank_imbalance", f"slowest ÷ median rank (of an even number the faster of the two in the middle) by the "
+        f"{_OWN_TIME}; median over these epochs or steps, without each attempt's first epoch",
+        null=f"one rank, or {_NO_OWN_TIME}", window="steady", repeats=Over.MEDIAN, heading="Slowest ÷ median rank",
+        where_known=True),
     Column("node_imbalance", "slowest ÷ median node, likewise, each node by its median rank",
         null=f"one node, or {_NO_OWN_TIME}", window="steady", repeats=Over.MEDIAN, heading="Slowest ÷ median node",
         where_known=True),
@@ -271,8 +272,8 @@ PER_RUN = (
     sent("activation_bytes_sent_per_step_busiest", "activations and their gradients among bytes_sent_per_step_busiest"),
     sent("parameter_bytes_sent_per_step_busiest", "parameters and buffers among bytes_sent_per_step_busiest"),
     Metric("gpu_energy_per_sample_j", "GPU energy of an epoch ÷ the samples trained on: median over the epochs without "
-        "each attempt's first one", null="no GPU, or no telemetry of all of them", window="steady", repeats=Over.MEDIAN,
-        heading="GPU energy per sample", tables=("energy",),
+        "each attempt's first one", null="no GPU, or no telemetry of all of them (measure.telemetry_hz)",
+        window="steady", repeats=Over.MEDIAN, heading="GPU energy per sample", tables=("energy",),
         epochs=(pl.col("gpu_energy_j") / pl.col("train_samples")).filter(_STEADY).median()),
     Metric("gpu_hours", "devices × total_time_s ÷ 3600: start-up and training, without parity check and evaluation",
         unit="h", null=f"no GPU, or {_SEVERAL}", window="whole", repeats=Over.MEDIAN, heading="GPU-hours of a run",
@@ -344,6 +345,7 @@ PER_FACT = (
 _INTERVAL = "end of the 95 % interval of"
 _TOO_FEW = "too few pairs, or the baseline itself"
 _NO_PAIR = "no pair of repeats"
+_NO_SPEED = "`verdict` says why, or none of its runs counts"
 PER_CONFIGURATION = (
     text("outcomes", "how the runs of this configuration ended"),
     count("runs", "runs of this configuration"),
@@ -364,7 +366,7 @@ PER_CONFIGURATION = (
         null="all count, or it is the baseline"),
     Column("speed_up", "over the baseline, steady state: median over paired repeats of the baseline's time ÷ "
         "this one's (strong scaling) or of the ratio of throughputs (weak scaling); not the ratio of the medians",
-        null=_NO_PAIR, heading="Speed-up and interval", show=Show.INTERVAL, beside=("speed_up_low", "speed_up_high"),
+        null=_NO_SPEED, heading="Speed-up and interval", show=Show.INTERVAL, beside=("speed_up_low", "speed_up_high"),
         brief="speed-up"),
     Column("speed_up_low", f"lower {_INTERVAL} speed_up", null=_TOO_FEW),
     Column("speed_up_high", f"upper {_INTERVAL} speed_up", null=_TOO_FEW),
@@ -372,14 +374,18 @@ PER_CONFIGURATION = (
     text("verdict", "faster or slower than the baseline; equal within 5 % where the deciding interval, which allows "
         "for all verdicts given together, holds 1 and lies within that margin; no difference shown where it holds 1 "
         "and reaches further; too few repeats below 4; not interleaved where the sides were measured apart; no repeat "
-        "in common; disturbed where others took cores or GPUs of all runs of a side; not comparable where the "
-        "environments differ in what must match", null=_NO_PAIR,
+        "in common; no steady epoch where a side has a time after the first epoch in none of these repeats; disturbed "
+        "where others took cores or GPUs of all runs of a side; not comparable where the environments differ in what "
+        "must match", null="nothing to compare it with, or none of its runs counts",
         heading="Against the baseline", show=Show.VERDICT, beside=("speed_up_pairs", "framework")),
     count("repeats_to_decide", "of each configuration, in all, that would decide where no difference is shown, if the "
         "ratios vary as now", null="decided, too few repeats, or more than 100 further ones",
         heading="Repeats that would decide", where_known=True),
-    share("efficiency", "speed_up ÷ (devices ÷ baseline_devices), 1 = ideal", null=_NO_PAIR,
-        heading="Efficiency, steady", brief="effi-\nciency"),
+    share("efficiency", "speed_up ÷ (devices ÷ baseline_devices), 1 = ideal: of the step from the baseline's devices "
+        "to these, so a baseline has 1 on any number of devices", null=_NO_SPEED,
+        heading="Efficiency over the baseline's devices", brief="effi-\nciency"),
+    share("efficiency_low", f"lower {_INTERVAL} efficiency", null=_TOO_FEW),
+    share("efficiency_high", f"upper {_INTERVAL} efficiency", null=_TOO_FEW),
     share("efficiency_with_startup", "the same with start-up: from total_time_s, under weak scaling from "
         "throughput_with_startup_samples_per_s", heading="Efficiency with start-up",
         null=f"{_NO_PAIR}, or parity was checked before (measure.parity=false leaves it out)"),
@@ -399,35 +405,33 @@ _PRICED = f"the site names none, {_NOT_TAKEN}"
 PAIRS = (
     text("group", "the work of both"),
     count("devices", "devices of each, over all nodes", heading="Devices", tables=("pairs",)),
-    text("configuration", "the first of the two", heading="Configuration", tables=("pairs",), show=Show.CONFIGURATION),
-    text("other", "the second of the two", heading="The other", tables=("pairs",), show=Show.CONFIGURATION),
+    text("configuration", "the first of the two"),
+    text("other", "the second of the two"),
     text("verdict", "how the other compares: faster or slower than the configuration, and so on as in `summary`; it "
-        "allows for all verdicts of this table", heading="The other is", tables=("pairs",), show=Show.VERDICT,
-        beside=("pairs",)),
+        "allows for all verdicts of this table"),
     Column("speed_ratio", "how many times as fast the other trains, steady state: median of paired repeats, by time, "
-        "or per sample where epochs hold unequally many", null=f"not comparable, or {_NO_PAIR}",
-        heading="Times as fast", tables=("pairs",), show=Show.INTERVAL, beside=("speed_ratio_low", "speed_ratio_high")),
+        "or per sample where epochs hold unequally many", null=f"not comparable, or {_NO_PAIR}"),
     Column("speed_ratio_low", f"lower {_INTERVAL} speed_ratio", null="too few pairs, or measured apart"),
     Column("speed_ratio_high", f"upper {_INTERVAL} speed_ratio", null="too few pairs, or measured apart"),
     count("pairs", "repeats that were paired", heading="Paired repeats", tables=("pairs",)),
     Column("energy_ratio", "energy per sample of the other ÷ that of the configuration: median over paired repeats",
-        null="no GPU, not measured, or not comparable", heading="Energy per sample, times", tables=("pairs",),
+        null="no GPU, not measured, or not comparable", heading="Energy per sample, first ÷ second", tables=("pairs",),
         where_known=True, show=Show.INTERVAL, beside=("energy_ratio_low", "energy_ratio_high")),
     Column("energy_ratio_low", f"lower {_INTERVAL} energy_ratio", null="too few pairs, or measured apart"),
     Column("energy_ratio_high", f"upper {_INTERVAL} energy_ratio", null="too few pairs, or measured apart"),
     share("until_accuracy", "the test accuracy up to which the following are: that of `report --target`",
         null="none was chosen: they are of the whole training"),
     Column("device_hours", "of the configuration, median over its runs: devices × training time ÷ 3600", unit="h",
-        null=_NOT_TAKEN, heading="Device-hours", tables=("pairs",), where_known=True),
+        null=_NOT_TAKEN, heading="Device-hours of the first", tables=("pairs",), where_known=True),
     Column("other_device_hours", "of the other, likewise", unit="h", null=_NOT_TAKEN,
-        heading="Device-hours of the other", tables=("pairs",), where_known=True),
-    Column("cost", "device_hours × site.price_per_device_hour", null=_PRICED, heading="Cost", tables=("pairs",),
-        where_known=True),
-    Column("other_cost", "of the other, likewise", null=_PRICED, heading="Cost of the other", tables=("pairs",),
-        where_known=True),
-    Column("co2_g", "energy × site.grams_co2_per_kwh, median over its runs", null=_PRICED, heading="CO₂",
+        heading="Device-hours of the second", tables=("pairs",), where_known=True),
+    Column("cost", "device_hours × site.price_per_device_hour", null=_PRICED, heading="Cost of the first",
         tables=("pairs",), where_known=True),
-    Column("other_co2_g", "of the other, likewise", null=_PRICED, heading="CO₂ of the other", tables=("pairs",),
+    Column("other_cost", "of the other, likewise", null=_PRICED, heading="Cost of the second", tables=("pairs",),
+        where_known=True),
+    Column("co2_g", "energy × site.grams_co2_per_kwh, median over its runs", null=_PRICED, heading="CO₂ of the first",
+        tables=("pairs",), where_known=True),
+    Column("other_co2_g", "of the other, likewise", null=_PRICED, heading="CO₂ of the second", tables=("pairs",),
         where_known=True),
 )
 """Of every two configurations of one work on equally many devices."""
@@ -491,7 +495,8 @@ def _over_repeats(column: Column) -> Column:
 _SUMMARY_FIRST = (
     *("group", "configuration", "variant", "strategy", "devices", "nodes", "scaling"),
     *("outcomes", "runs", "repeats", "steady_epoch_time_s", "speed_up", "speed_up_low", "speed_up_high"),
-    *("speed_up_pairs", "verdict", "repeats_to_decide", "efficiency", "efficiency_with_startup"),
+    *("speed_up_pairs", "verdict", "repeats_to_decide"),
+    *("efficiency", "efficiency_low", "efficiency_high", "efficiency_with_startup"),
 )
 """The first columns of `summary`."""
 FIRST: dict[Place, tuple[str, ...]] = {

@@ -34,11 +34,14 @@ def step_times(runs: Runs) -> pl.DataFrame:
 def imbalance(runs: Runs) -> pl.DataFrame:
     """`run_id` (numbered) and `rank_imbalance`, `node_imbalance`, `slow_rank` and `slow_rank_share`.
 
-    By the time that ranks need themselves: their epochs are equally long, as each waits for the slowest one.
+    By the time that ranks need themselves: their epochs are equally long, as each waits for the slowest one. The median
+    rank is one of them, of an even number the faster of the two in the middle: a mean of both would hold the slow rank
+    itself where there are two.
     """
     own = pl.concat([_of_epochs(runs), _of_phases(runs)]).lazy()
     own = own.filter((pl.col("own_s") > 0).fill_null(value=False).all().over("run_id", "unit"))
-    ratio = pl.col("own_s").max() / pl.col("own_s").median()
+    middle_s = pl.col("own_s").quantile(0.5, "lower")
+    ratio = pl.col("own_s").max() / middle_s
     slowest = pl.col("slowest").mode().min()
     of_ranks = (
         own.group_by("run_id", "unit")
@@ -53,7 +56,7 @@ def imbalance(runs: Runs) -> pl.DataFrame:
     )
     of_nodes = (
         own.group_by("run_id", "unit", "node")
-        .agg(pl.col("own_s").median())
+        .agg(middle_s)
         .group_by("run_id", "unit")
         .agg(ratio=ratio, nodes=pl.len())
         .filter(pl.col("nodes") > 1)

@@ -1,39 +1,41 @@
-"""The answers of a report in sentences, the first that a reader sees: speed-ups over one device, what to do next."""
+"""The answers of a report in sentences, the first that a reader sees: an answer to each question that readers have."""
 
 from __future__ import annotations
 
-import itertools
 import re
 import shlex
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import polars as pl
 
 from analysis import text
 from analysis.comparison.baseline import (
-    ENERGY,
     ONE_DEVICE_IN_WORDS,
     baseline_in_words,
     beside_fastest,
     in_words,
-    refused,
-    stand_ins_in_words,
+    refusals,
+    stand_ins,
+    without_baseline,
 )
 from analysis.comparison.campaign import campaign
-from analysis.comparison.configurations import facts, summary
 from analysis.comparison.exclusions import Exclusion, disturbed_lines, disturbed_runs
-from analysis.comparison.issues import FLAGS, PROBE_TOLERANCE, is_quotable
-from analysis.comparison.notes import Code, Note, Remedy, named, remedy_of
+from analysis.comparison.issues import PROBE_TOLERANCE
+from analysis.comparison.notes import Code, Note, Remedy, named, remedy_of, write
 from analysis.comparison.pairing import MEMORY
 from analysis.comparison.ratio import DECIDING_REPEATS
+from analysis.comparison.summary import facts, summary
 from analysis.comparison.verdict import SpeedVerdict
-from analysis.comparison.work import IS_ONE_DEVICE, IS_PROGRAM, configurations
+from analysis.comparison.work import IS_ONE_DEVICE, IS_PROGRAM, PROGRAM, configurations
+from analysis.figures.stacked import attribution
 from analysis.report.claims import judged
-from analysis.report.programs import of_programs
-from analysis.report.warnings import few_repeats, parity_of
+from analysis.report.costs import MOST_LISTED, cost, energy, memory
+from analysis.report.programs import checks_of_programs, memory_of_programs, times_of_programs
+from analysis.report.sentence import sentences
+from analysis.report.warnings import few_repeats, parity_of, subjects
 from analysis.runs.reader import once
 from parallelbench.config.build import COMPONENTS
 from parallelbench.config.sites import shipped
@@ -41,29 +43,111 @@ from parallelbench.errors import count_of
 from parallelbench.results.folder import ASKED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from analysis.comparison.campaign import Configuration
-    from analysis.comparison.pairing import Pairing
-    from analysis.comparison.ratio import Ratio
     from analysis.runs.reader import Runs
 
 
-def headline(runs: Runs) -> list[str]:
-    """What was found, what is not compared, runs that others disturbed, and what to do next."""
-    not_compared, disturbed = refused(runs, brief=True)[:_MOST_LISTED], disturbed_lines(runs, advise=False)
+class Answer(NamedTuple):
+    """What the first screen says to one of the questions that every reader has."""
+
+    question: str
+    """In a word or two."""
+    lines: list[str]
+    """Sentences."""
+
+
+SPEED, TRUST, PAPER, NEXT = "Speed", "Trust", "For a paper", "Next"
+
+
+def first_screen(runs: Runs, *, with_refused: bool = True) -> list[Answer]:
+    """Every question that has an answer, in the order in which readers ask; *Next* is the last one.
+
+    `with_refused`: also what is not compared, in brief.
+    """
+    not_compared, disturbed = write(refusals(runs), brief=True)[:MOST_LISTED], disturbed_lines(runs, advise=False)
     is_silent = _compared(runs).is_empty() and bool(not_compared or disturbed)
-    found = _beside(runs) if is_silent else findings(runs)
-    return [*stand_ins_in_words(runs), *found, *not_compared, *disturbed, *next_steps(runs)]
+    every = [
+        Answer(SPEED, [*([] if is_silent else answers(runs)), *(not_compared if with_refused else []), *disturbed]),
+        Answer("Baseline", _baseline(runs)),
+        Answer("Time spent", _time(runs)),
+        Answer("Memory", [*memory(runs), *memory_of_programs(runs)]),
+        Answer("Energy", energy(runs)),
+        Answer("Cost", cost(runs)),
+        Answer("Checks", [*checks_of_programs(runs), *_parity(runs)]),
+        Answer(TRUST, _trust(runs)),
+        Answer(PAPER, _paper(runs)),
+        Answer(NEXT, next_steps(runs)),
+    ]
+    return [answer for answer in every if answer.lines]
 
 
-def findings(runs: Runs) -> list[str]:
-    """The answers, then whether they were checked against one device, and what they took of memory and energy."""
-    return [*answers(runs), *_beside(runs)]
+def headline(runs: Runs, *, with_refused: bool = True) -> list[str]:
+    """The same as lines: one for each question, but for the speeds, which have one each."""
+    lines = []
+    for question, told in first_screen(runs, with_refused=with_refused):
+        lines += told if question == SPEED else [f"{question}: {' '.join(told)}"]
+    return lines
 
 
-def _beside(runs: Runs) -> list[str]:
-    return [*of_programs(runs), *_parity(runs), *_fits(runs), *_memory(runs), *_energy(runs), *_hours(runs)]
+def _baseline(runs: Runs) -> list[str]:
+    """What speed-ups are over, and why."""
+    names = list(dict.fromkeys(one.name for one in campaign(runs).baselines if one.is_one_device))
+    if not (names and campaign(runs).others):
+        return write(stand_ins(runs))
+    alike = "the same work, framework and options" if len(names) > 1 else "the same work"
+    one = (
+        f"Speed-ups are over {ONE_DEVICE_IN_WORDS} with {alike} ({text.listed(names)}): they say what more devices gain"
+    )
+    return [*write(stand_ins(runs)), f"{one}. `report --baseline NAME` takes another."]
+
+
+def _time(runs: Runs) -> list[str]:
+    """What a step is spent on, or how to know."""
+    rows = facts(runs).filter("displayed")
+    told = times_of_programs(runs)
+    if rows.is_empty() or rows.select(IS_PROGRAM.all()).item():
+        return told or (["Only whole steps are known of a user's program."] if rows.height else [])
+    if attribution.rows(runs).is_empty():
+        return [*told, "What a step is spent on was not measured: measure.attribution_steps=20 tells."]
+    return [*told, *attribution.finding(runs).splitlines()[:-1]]
+
+
+_UNRANKED = {
+    SpeedVerdict.TOO_FEW.value: "too few repeats for a verdict",
+    SpeedVerdict.NOT_INTERLEAVED.value: "measured apart from the baseline",
+    SpeedVerdict.NO_DIFFERENCE.value: "no difference shown",
+}
+"""Verdicts of speed-ups that rank nothing, in words."""
+
+
+def _trust(runs: Runs) -> list[str]:
+    """Which speed-ups rank nothing, and which are to be explained before anybody quotes them."""
+    rows = _compared(runs)
+    if rows.is_empty():
+        return ["No speed-up can be quoted."]
+    found: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for row in rows.to_dicts():
+        if why := _UNRANKED.get(row["verdict"]):
+            found[why].append((row["group"], row["configuration"]))
+    lines = [f"{named(subjects(runs, keys))}: {why}" for why, keys in found.items()]
+    beyond = rows.filter(pl.col("efficiency") > 1 + 1e-9).select("group", "configuration").rows()
+    told = [f"No ranking rests on {text.listed(lines, most=len(lines), sep='; ')}."] if lines else []
+    told += [f"Explain before quoting: {named(subjects(runs, beyond))}, above the ideal."] if beyond else []
+    whole = count_of(rows.height, "speed-up has its verdict", "speed-ups have their verdicts")
+    return told or [f"{whole}: quote each with its interval."]
+
+
+def _paper(runs: Runs) -> list[str]:
+    """How many sentences a paper may quote, or why none."""
+    every = sentences(runs)
+    if known := sum(bool(each.text) for each in every):
+        return [f"{count_of(known, 'sentence')} and a LaTeX table: `parallelbench report DIR --sentence`."]
+    reasons: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for each in every:
+        reasons[each.reason].append((each.group, each.configuration))
+    told = [f"{named(subjects(runs, keys))}: {reason}" for reason, keys in reasons.items()]
+    why = text.listed(told, most=MOST_LISTED, sep="; ") if told else "a single configuration compares with nothing"
+    return [f"No sentence: {why}."]
 
 
 def _parity(runs: Runs) -> list[str]:
@@ -80,186 +164,6 @@ def _parity(runs: Runs) -> list[str]:
     if never := parity_of(runs, Code.PARITY_NEVER):
         told.append(f"not checked, as one device does not compute the same: {named(never)}")
     return [f"Parity with one device: {'; '.join(told)}."] if told else []
-
-
-_MOST_LISTED = 4
-"""Configurations of which the speed-up is told, and a cost of each; of more, the least and the most of all."""
-
-
-SMALL_HEADROOM = 0.2
-"""Share of the memory that is left, below which a reader is told."""
-
-
-def _fits(runs: Runs) -> list[str]:
-    """On how many devices each strategy fits in memory, and how full it was at most, those that ran out of it first.
-
-    Of a work in which any run was out of memory all its strategies are told, as the others say what fits; of any other
-    work those that left less than `SMALL_HEADROOM`. An unknown headroom alone is no reason. Devices are those of runs
-    that count: nothing is said of others between or beyond.
-    """
-    rows = summary(runs).with_columns(
-        failed=(pl.col("oom_runs") > 0).any().over("group"),
-        left=pl.col("memory_headroom").filter(pl.col("repeats") > 0).min().over("group", "variant", "nodes"),
-        lost=(pl.col("oom_runs") > 0).any().over("group", "variant", "nodes"),
-    )
-    told = rows.filter(pl.col("failed") | (pl.col("left") < SMALL_HEADROOM))
-    of_strategies = told.sort(~pl.col("lost"), "left", maintain_order=True, nulls_last=True).group_by(
-        "group", "variant", "nodes", maintain_order=True
-    )
-    several = rows["group"].n_unique() > 1
-    lines = []
-    for (group, variant, nodes), members in of_strategies:
-        name = f"{variant} on {nodes} nodes" if int(str(nodes)) > 1 else str(variant)
-        if words := _where_it_fits(members.sort("devices").to_dicts()):
-            lines.append(f"{name}{f' ({group})' if several else ''} {words}")
-    return [f"Memory: {text.listed(lines, most=_MOST_LISTED, sep='; ')}."] if lines else []
-
-
-def _where_it_fits(rows: list[dict[str, Any]]) -> str:
-    """Of one strategy, by devices; empty where nothing is known."""
-    fitting, failing = ([row for row in rows if row["fits"] is known] for known in (True, False))
-    if not (fitting or failing):
-        return ""
-    if not fitting and not any(row["repeats"] for row in failing):
-        failed = sum(row["oom_runs"] for row in failing)
-        tried = count_of(failing[-1]["devices"], "device")
-        where = f"fits nowhere, on {tried} at most" if len(failing) > 1 else f"does not fit on {tried}"
-        return f"{where} (out of memory in {failed} of {count_of(failed, 'run')})"
-    on = text.listed([str(row["devices"]) for row in fitting], most=len(fitting))
-    lost = [f"{row['devices']} ({row['oom_runs']} of {row['oom_runs'] + row['repeats']} runs)" for row in failing]
-    out_of = f"is out of memory on {text.listed(lost, most=len(lost))}"
-    if not fitting:
-        return out_of
-    not_on = f", but {out_of}" if lost else ""
-    return f"fits on {on} device{'' if on == '1' else 's'}{not_on}{_fullest(fitting)}"
-
-
-_LIMITED_BY = {"device": "the device's memory", "node": "the node's memory", "cgroup": "the cgroup's limit"}
-
-
-def _fullest(fitting: list[dict[str, Any]]) -> str:
-    """The most of its memory that any of these took."""
-    # Pages that ranks of a host share count several times: below 0 nothing is known.
-    known = [row for row in fitting if row["memory_headroom"] is not None and row["memory_headroom"] >= 0]
-    if not known:
-        return "; how full it was is not known"
-    least = min(known, key=lambda row: row["memory_headroom"])
-    whole = f"{text.number(least['memory_limit_bytes'] / 2**30)} GiB"
-    by = _LIMITED_BY.get(least["memory_limit_by"], "its limit")
-    return f"; at most {text.percent(1 - least['memory_headroom'])} of {whole}, on {least['devices']} ({by})"
-
-
-def _memory(runs: Runs) -> list[str]:
-    """The peak of each configuration's largest device, or process, and of all its processes together."""
-    peak = pl.coalesce("peak_memory_device_bytes", "peak_memory_max_bytes")
-    rows = summary(runs).with_columns(took=peak).drop_nulls("took")
-    kinds = {"device": "device", "host": "process"}
-    largest = " or ".join(sorted({kinds[kind] for kind in rows["memory_kind"].drop_nulls()}))
-    ends = _by_scaling(rows, lambda some: _ends(runs, some, _ratio_of_peaks))
-    whole = _by_scaling(rows, lambda some: _least_and_most(_ratios(runs, some, _ratio_of_sums)))
-    together = f"; of all processes together: {whole}" if whole else ""
-    return _told(
-        runs, f"Peak memory of the largest {largest}", [_peaks(row) for row in _few(rows)], f"{ends}{together}"
-    )
-
-
-def _by_scaling(rows: pl.DataFrame, ends: Callable[[pl.DataFrame], str]) -> str:
-    """What is told of these rows of `summary`; where some scale strongly and others weakly, of each alone: under weak
-    scaling every device keeps its whole batch.
-    """
-    kinds = rows["scaling"].drop_nulls().unique(maintain_order=True).to_list()
-    if len(kinds) < 2:
-        return ends(rows)
-    told = {kind: ends(rows.filter(pl.col("scaling") == kind)) for kind in kinds}
-    return ", and ".join(f"under {kind} scaling {words}" for kind, words in told.items() if words)
-
-
-def _least_and_most(ratios: list[tuple[float, Configuration]]) -> str:
-    ends = dict.fromkeys(f"{value:.2f}" for value, _ in (*ratios[:1], *ratios[-1:]))
-    return f"{' to '.join(ends)} times" if ends else ""
-
-
-def _ratio_of_sums(pairing: Pairing) -> Ratio | None:
-    return pairing.ratio("peak_memory_sum_bytes")
-
-
-def _peaks(row: dict[str, Any]) -> str:
-    one, every = (f"{text.mebibytes(row[name])} MiB" for name in ("took", "peak_memory_sum_bytes"))
-    return f"{one} with {row['configuration']}" + (f" ({every} over all its processes)" if one != every else "")
-
-
-def _ratio_of_peaks(pairing: Pairing) -> Ratio | None:
-    return pairing.ratio("peak_memory_device_bytes") or pairing.ratio("peak_memory_max_bytes")
-
-
-def _energy(runs: Runs) -> list[str]:
-    """Energy of the GPUs per sample, of each configuration that has one to quote; on GPUs without such, why."""
-    what, of_gpus = "Energy of the GPUs for a sample", summary(runs).filter(memory_kind="device")
-    rows = summary(runs).filter(is_quotable()).drop_nulls(ENERGY)
-    each = [f"{text.number(row[ENERGY])} J with {row['configuration']}" for row in _few(rows)]
-    ends = _by_scaling(rows, lambda some: _ends(runs, some, _ratio_of_energies))
-    if told := _told(runs, what, each, ends):
-        left = of_gpus.filter(~is_quotable()).drop_nulls(ENERGY).height
-        more = f" {count_of(left, 'configuration')} left out, whose readings are flagged (see the warnings)."
-        return [f"{told[0]}{more}"] if left else told
-    flags = sorted({flag for found in of_gpus["energy_flags"].drop_nulls() for flag in found.split()} & FLAGS.keys())
-    why = text.listed([f"{FLAGS[flag]} ({flag})" for flag in flags]) if flags else "none was measured"
-    return [f"{what}: none to quote: {why}."] if of_gpus.height and rows.is_empty() else []
-
-
-def _hours(runs: Runs) -> list[str]:
-    """Device-hours of a run's whole training, the least and the most, with their price where the site has one.
-
-    Of one work only, as those of unlike works are not to be ranked; without runs of which others disturbed an epoch.
-    """
-    quiet = pl.col("whole_disturbed").fill_null(value=False).not_()
-    rows = summary(runs).filter(quiet, pl.col("repeats") > 0).drop_nulls("device_hours").sort("device_hours")
-    if rows["group"].n_unique() != 1:
-        return []
-    ends = [rows.row(0, named=True), *([rows.row(-1, named=True)] if rows.height > 1 else [])]
-    told = []
-    for row in ends:
-        price = "" if row["cost"] is None else f" (cost {text.number(row['cost'])})"
-        told.append(f"{text.number(row['device_hours'])} with {row['configuration']}{price}")
-    return [f"Device-hours of a whole run's training: {' to '.join(told)}."]
-
-
-def _ratio_of_energies(pairing: Pairing) -> Ratio | None:
-    """None where the energies of either side are flagged."""
-    flagged = any(note.code is Code.ENERGY for note in pairing.caveats(metric=ENERGY))
-    return None if flagged else pairing.ratio(ENERGY)
-
-
-def _told(runs: Runs, what: str, each: list[str], ends: str) -> list[str]:
-    """A cost of each configuration, or the ends of its ratios to the baseline's; nothing where there is neither."""
-    if each:
-        return [f"{what}: {text.listed(each, most=_MOST_LISTED)}."]
-    return [f"{what}, beside {baseline_in_words(runs)}: {ends}."] if ends else []
-
-
-def _few(rows: pl.DataFrame) -> list[dict[str, Any]]:
-    """The rows, where they are so few that something is told of each; else none."""
-    return rows.to_dicts() if rows.height <= _MOST_LISTED and rows["group"].n_unique() == 1 else []
-
-
-def _ends(runs: Runs, rows: pl.DataFrame, ratio: Callable[[Pairing], Ratio | None]) -> str:
-    """The least and the most of the paired ratios to the baseline, with their configurations."""
-    found, several = _ratios(runs, rows, ratio), rows["group"].n_unique() > 1
-    ends = (*found[:1], *found[-1:])
-    named = {f"{value:.2f}": f"{each} ({each.group})" if several else each.name for value, each in ends}
-    if len(named) == 1 < len(found):
-        named = dict.fromkeys(named, "all")
-    return " to ".join(f"{times} times with {name}" for times, name in named.items())
-
-
-def _ratios(
-    runs: Runs, rows: pl.DataFrame, ratio: Callable[[Pairing], Ratio | None]
-) -> list[tuple[float, Configuration]]:
-    """The paired ratios to the baseline, in ascending order."""
-    places = set(rows["configuration_place"])
-    pairs = [(each, pairing) for each, pairing in campaign(runs).others if each.place in places]
-    known = [(taken.median, each) for each, pairing in pairs if (taken := ratio(pairing))]
-    return sorted(known, key=lambda pair: (pair[0], pair[1].place))
 
 
 def remediable(runs: Runs) -> list[Note]:
@@ -294,7 +198,7 @@ def next_steps(runs: Runs) -> list[str]:
         repeats = max(int(str(runs.run["repeat"].max())) + 1, DECIDING_REPEATS)
     options = [f"sweep.repeats={repeats}"] * (repeats is not None) + [f"--retry {','.join(retried)}"] * bool(retried)
     if not options:
-        return []
+        return _nothing_to_measure(runs)
     when = "when the machine is free, " if Exclusion.DISTURBED.value in retried else ""
     undecided, over = _undecided(runs, in_turn=remedy.in_turn), baseline_in_words(runs)
     compared = count_of(undecided, f"comparison with {over}", f"comparisons with {over}")
@@ -304,13 +208,58 @@ def next_steps(runs: Runs) -> list[str]:
     why = f" That may decide {text.listed(left)}." if left else ""
     turns = " One submit measures all sides of the new repeats in turn." if remedy.in_turn else ""
     if runs.run["sweep"].n_unique() > 1:
-        return [f"Next: {when}submit the sweeps again with `{' '.join(options)}`.{why}"]
+        return [f"{when}submit the sweeps again with `{' '.join(options)}`.{why}"]
     if remedy.reordered:
         options.insert(0, "sweep.order=interleaved")
     if not (asked := _asked(runs)):
-        return [f"Next: {when}submit the sweep again with `{' '.join(options)}`.{turns}{why}"]
+        return [f"{when}submit the sweep again with `{' '.join(options)}`.{turns}{why}"]
     own = ", with its --conf and --plugin" if _has_own_files(runs, asked) else ""
-    return [f"Next: {when}`parallelbench submit {' '.join([asked, *options])}`{own}.{turns}{why}"]
+    return [f"{when}`parallelbench submit {' '.join([asked, *options])}`{own}.{turns}{why}"]
+
+
+_DECIDED = (SpeedVerdict.FASTER, SpeedVerdict.SLOWER, SpeedVerdict.EQUAL)
+
+
+def _nothing_to_measure(runs: Runs) -> list[str]:
+    """That all is decided; or what no further repeat decides, and what to do instead."""
+    rows = summary(runs).filter(pl.col("verdict").ne_missing(SpeedVerdict.BASELINE.value))
+    is_open = ~pl.col("verdict").is_in([verdict.value for verdict in _DECIDED]).fill_null(value=False)
+    found = rows.filter(is_open, (pl.col("repeats") > 0) | pl.col("disturbed"))
+    alike = found.filter(pl.col("verdict") == SpeedVerdict.NO_DIFFERENCE.value)
+    others = found.filter(pl.col("verdict").ne_missing(SpeedVerdict.NO_DIFFERENCE.value))
+    failed = rows.filter(pl.col("repeats") == 0, ~pl.col("disturbed"))
+    if rows.is_empty() or not campaign(runs).others:
+        return write(without_baseline(runs)) or ["Measure a second configuration of the same work."]
+    told = []
+    if alike.height:
+        which = f"{_names(runs, alike)} from {baseline_in_words(runs)}"
+        told.append(f"No reasonable number of repeats tells {which}: report that no difference was shown.")
+    if others.height:
+        told.append(f"Repeats alone give no verdict to {_names(runs, others)}: the warnings say what to change.")
+    if not told and (ties := _untold(runs)):
+        told.append(f"Every comparison with {baseline_in_words(runs)} has its verdict. More repeats may tell {ties}.")
+    if not told:
+        told.append("Nothing more is needed: every comparison has its verdict.")
+    if failed.height:
+        told.append(f"No run of {_names(runs, failed)} counts.")
+    return told
+
+
+def _untold(runs: Runs) -> str:
+    """The fastest configurations, each with those of the same work from which nothing tells it: "A from B"."""
+    found = []
+    for _, alike in (
+        _compared(runs).sort("speed_up", descending=True).group_by("group", "framework", maintain_order=True)
+    ):
+        fastest, *others = (_configuration(runs, row) for row in alike.to_dicts())
+        verdicts = beside_fastest(runs, fastest, others, among=alike.height)
+        ties = [each.name for each, verdict in verdicts.items() if verdict not in _DECIDED]
+        found += [f"{fastest} from {text.listed(ties)}"] * bool(ties)
+    return text.listed(found, most=MOST_LISTED, sep="; ")
+
+
+def _names(runs: Runs, rows: pl.DataFrame) -> str:
+    return named(subjects(runs, rows.select("group", "configuration").rows()))
 
 
 def _undecided(runs: Runs, *, in_turn: bool) -> int:
@@ -367,13 +316,15 @@ def answers(runs: Runs) -> list[str]:
     if compared.is_empty():
         return ["No configuration can be compared with another one: see the warnings."]
     several = compared["group"].n_unique() > 1
+    baseline = _baseline_is_fastest(runs, compared)
     ordered = compared.sort("speed_up", descending=True)
     # Of several groups of like work, the fastest of each; of a single one, all.
     first = ordered.unique("group", keep="first", maintain_order=True) if several else ordered
-    rows = first.head(_MOST_LISTED).to_dicts()
+    rows = first.head(MOST_LISTED).to_dicts()
     more = compared.height - len(rows)
     if several and more:
-        shown = [_counted(runs, compared), *_extremes(runs, ordered)]
+        of_works = _of_works(runs, ordered, is_said=bool(baseline))
+        shown = [_counted(runs, compared), *(of_works or _extremes(runs, ordered))]
     else:
         fastest, *others = (_gain(row, named=several) for row in rows)
         shown = [
@@ -381,31 +332,46 @@ def answers(runs: Runs) -> list[str]:
             *others,
             *([f"{more} more {'is' if more == 1 else 'are'} in the table."] if more else []),
         ]
-    return [*_baseline_is_fastest(runs, compared), *shown, *_shortest(runs, ordered)]
+    return [*baseline, *shown, *_shortest(runs, ordered)]
 
 
-def _extremes(runs: Runs, ordered: pl.DataFrame) -> list[str]:
-    """The largest speed-up over each framework's one device, then the smallest of all; of strong and weak scaling
-    each.
+def _of_works(runs: Runs, ordered: pl.DataFrame, *, is_said: bool) -> list[str]:
+    """The fastest configuration of each of few kinds of work; of several frameworks or kinds of scaling, nothing.
+
+    `is_said`: whether a sentence before says already that the baseline is fastest.
     """
-    kinds, frameworks = (ordered[name].unique(maintain_order=True).to_list() for name in ("scaling", "framework"))
+    works = [rows for _, rows in ordered.group_by("group", maintain_order=True)]
+    if len(works) > MOST_LISTED or any(ordered[name].n_unique() > 1 for name in ("scaling", "framework")):
+        return []
     lines = []
-    for kind, framework in itertools.product(kinds, frameworks):
-        alike = ordered.filter(pl.col("scaling").eq_missing(kind), framework=framework)
-        if alike.height:
-            best = "Largest speed-up" if alike["speed_up"][0] > 1 else f"Nearest to {baseline_in_words(runs)}"
-            over = f" of {framework}" if len(frameworks) > 1 else ""
-            lines.append(
-                f"{best}{over}{_under(kind, kinds)}: {_gain(alike.row(0, named=True), named=True)}{_ties(runs, alike)}"
-            )
-    for kind in kinds:
-        slowest = ordered.filter(pl.col("scaling").eq_missing(kind)).row(-1, named=True)
-        lines.append(f"Smallest speed-up{_under(kind, kinds)}: {_gain(slowest, named=True)}")
+    for rows in works:
+        row, over = rows.row(0, named=True), in_words(rows["baseline"][0])
+        is_slower = (rows["verdict"] == SpeedVerdict.SLOWER.value).all()
+        first = f"{over} is fastest; " if is_slower and not is_said else ""
+        lines.append(f"{row['group']}: {first}{_gain(row, named=False)}{_ties(runs, rows)}")
     return lines
 
 
-def _under(kind: str, kinds: list[str]) -> str:
-    return f" under {kind} scaling" if len(kinds) > 1 else ""
+def _extremes(runs: Runs, ordered: pl.DataFrame) -> list[str]:
+    """The largest speed-up over each baseline, then the smallest: neither ratios over unlike baselines nor strong and
+    weak scaling are to be ranked together.
+    """
+    families = list(ordered.group_by("scaling", "baseline", maintain_order=True))
+    kinds, baselines = (ordered[name].n_unique() for name in ("scaling", "baseline"))
+    largest, smallest = [], []
+    for (scaling, baseline), alike in families[:MOST_LISTED]:
+        first, last = alike.row(0, named=True), alike.row(-1, named=True)
+        name = in_words(str(baseline), named=first["several_frameworks"])
+        over = f" over {name}" if baselines > 1 else ""
+        under = f" under {scaling} scaling" if kinds > 1 else ""
+        best = "Only" if alike.height == 1 else "Largest"
+        what = f"{best} speed-up{over}" if first["speed_up"] > 1 else f"Nearest to {name}"
+        largest.append(f"{what}{under}: {_gain(first, named=True)}{_ties(runs, alike)}")
+        if alike.height > 1:
+            smallest.append(f"Smallest speed-up{over}{under}: {_gain(last, named=True)}")
+    more = len(families) - len(largest)
+    rest = [f"Speed-ups over {count_of(more, 'more baseline')} are in the table."] if more > 0 else []
+    return [*largest, *smallest, *rest]
 
 
 def _shortest(runs: Runs, ordered: pl.DataFrame) -> list[str]:
@@ -452,6 +418,8 @@ def _ties(runs: Runs, ordered: pl.DataFrame) -> str:
     decided = (*_NOT_HELD, *_FEW, SpeedVerdict.SLOWER)
     tied = [each.name for each, verdict in verdicts.items() if verdict not in decided]
     told = f" Not told apart from {fastest}: {text.listed(tied)}." if tied else ""
+    if others and alike["verdict"][0] == SpeedVerdict.FASTER and set(verdicts.values()) == {SpeedVerdict.SLOWER}:
+        return f" {fastest} is the fastest of all, by its own pairs."
     apart, unlike, few = those(_NOT_HELD[0]), those(_NOT_HELD[1]), those(*_FEW)
     told += f" Not tested whether {fastest} is faster than {apart}: they were measured apart." if apart else ""
     told += f" Not comparable with {fastest}: {unlike}." if unlike else ""
@@ -459,7 +427,7 @@ def _ties(runs: Runs, ordered: pl.DataFrame) -> str:
 
 
 _NOT_HELD = (SpeedVerdict.NOT_INTERLEAVED, SpeedVerdict.NOT_COMPARABLE)
-_FEW = (SpeedVerdict.TOO_FEW, SpeedVerdict.NO_PAIR)
+_FEW = (SpeedVerdict.TOO_FEW, SpeedVerdict.NO_PAIR, SpeedVerdict.NO_STEADY_EPOCH)
 
 
 def _configuration(runs: Runs, row: dict[str, Any]) -> Configuration:
@@ -551,7 +519,8 @@ def _gain(row: dict[str, Any], *, named: bool) -> str:
 
 def _gained(row: dict[str, Any], *, named: bool) -> str:
     what = f"{row['configuration']} ({row['group']})" if named else row["configuration"]
-    does = f"{what} {'trains an epoch' if row['scaling'] == 'strong' else 'trains'}"
+    is_of_epochs = row["scaling"] == "strong" and row["strategy"] != PROGRAM
+    does = f"{what} {'trains an epoch' if is_of_epochs else 'trains'}"
     times = text.estimate(row["speed_up"], row["speed_up_low"], row["speed_up_high"])
     baseline = in_words(row["baseline"], named=row["several_frameworks"])
     speed, pairs = f"{times} times as fast as {baseline}", count_of(row["speed_up_pairs"], "repeat")

@@ -15,6 +15,7 @@ from collections import Counter, defaultdict
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,23 +24,27 @@ import polars as pl
 from analysis import text
 from analysis.claims.figures import is_reproduction
 from analysis.comparison.baseline import baseline_in_words, in_words
-from analysis.comparison.configurations import facts, summary
 from analysis.comparison.exclusions import Exclusion, require_finished
 from analysis.comparison.pairs import of_equal_devices
+from analysis.comparison.summary import facts, summary
 from analysis.comparison.verdict import SpeedVerdict
-from analysis.comparison.work import IS_PROGRAM, natural
+from analysis.comparison.work import IS_PROGRAM, PROGRAM, natural
 from analysis.figures import draw, svg
-from analysis.metrics.columns import explained_columns, page_columns, tables_columns
+from analysis.figures.finding import NOT_RANKED
+from analysis.metrics.columns import explained_columns, page_columns, summary_columns, tables_columns
 from analysis.metrics.epochs import per_epoch
 from analysis.metrics.runs import require_accuracy
 from analysis.report import answers, claims, publication, sentence, warnings
+from analysis.report.costs import SMALL_HEADROOM
 from analysis.report.figure import captioned
+from analysis.report.programs import in_windows
 from analysis.report.svg import inlined
 from analysis.report.tables import Cell, Shown, Table, cells
 from analysis.report.warnings import environment, with_energy
 from analysis.runs.reader import load
 from parallelbench.errors import ConfigError, count_of
 from parallelbench.redaction import redacted
+from parallelbench.results.declaration import Column
 from parallelbench.results.files import storage_errors
 from parallelbench.world.allowance import require_figures
 
@@ -48,7 +53,7 @@ if TYPE_CHECKING:
 
     from analysis.figures import Figure
     from analysis.runs.reader import Runs
-    from parallelbench.results.declaration import Column, Place
+    from parallelbench.results.declaration import Place
 
 
 GENERATOR = '<meta name="generator" content="parallelbench">'
@@ -97,7 +102,8 @@ def write_report_of(runs: Runs, out: Path | str | None = None) -> Path:
             (temporary / "figures").mkdir(parents=True)
             (temporary / "tables").mkdir()
             figures = draw(runs)
-            images = {each.name: svg(captioned(each.chart)) for each in figures if each.chart is not None}
+            charts = {each.name: each.chart for each in figures if each.chart is not None}
+            images = {name: in_windows(runs, svg(captioned(chart))) for name, chart in charts.items()}
             for name, image in images.items():
                 (temporary / "figures" / f"{name}.svg").write_text(image, encoding="utf-8")
             _write_tables(runs, temporary / "tables")
@@ -182,10 +188,13 @@ def render(runs: Runs, figures: Sequence[Figure], images: Mapping[str, str], fil
 
     templates = Path(__file__).parent / "templates"
     pages = jinja2.Environment(loader=jinja2.FileSystemLoader(templates), autoescape=True, trim_blocks=True)
+    pages.filters["windows"] = partial(in_windows, runs)
     return pages.get_template("report.html.j2").render(
         generator=GENERATOR,
         title=" + ".join(sorted(set(runs.run["sweep"]))),
-        headline=answers.headline(runs),
+        answers=answers.first_screen(runs),
+        paper=answers.PAPER,
+        trust=answers.TRUST,
         quotes=_quotes(runs),
         programs=bool(facts(runs).select(IS_PROGRAM.any()).item()),
         matrix=matrix(runs),
@@ -195,7 +204,7 @@ def render(runs: Runs, figures: Sequence[Figure], images: Mapping[str, str], fil
         **_figures(figures, images),
         configurations=_table(summary(runs), "configurations"),
         energy=_table(with_energy(summary(runs)), "energy"),
-        pairs=_table(of_equal_devices(runs), "pairs"),
+        pairs=_pairs(of_equal_devices(runs)),
         pairs_target=None if runs.target is None else text.accuracy(runs.target),
         **_runs_table(facts(runs)),
         **_filters(facts(runs)),
@@ -324,8 +333,10 @@ def _figures(figures: Sequence[Figure], images: Mapping[str, str]) -> dict[str, 
 
 def _on_page(figure: Figure, image: str) -> PageFigure:
     lines = figure.finding.splitlines()
-    open_lines = 2 if figure.remark else 1
-    caption, more = "\n".join(lines[:open_lines]), "\n".join(lines[open_lines:])
+    first, rest = lines[: 2 if figure.remark else 1], lines[2 if figure.remark else 1 :]
+    # What withdraws a ranking stands beside it.
+    caption = "\n".join([*first, *(line for line in rest if NOT_RANKED in line)])
+    more = "\n".join(line for line in rest if NOT_RANKED not in line)
     table = None if figure.values is None else _values(figure.values)
     return PageFigure(figure.name, figure.title, caption, more, image, table)
 
@@ -350,11 +361,14 @@ def _plainly(value: Any) -> str:
 
 
 class PageTable(NamedTuple):
-    """A table of the page: its columns tell rows apart; what is the same in every row stands below, once."""
+    """A table of the page: its columns tell rows apart; what is the same in every row stands below, once, and so does
+    what no row has.
+    """
 
     columns: list[Column]
     groups: list[tuple[str, list[Shown]]]
     alike: list[Cell]
+    missing: list[Column]
     left: int
     """Rows that only the file has."""
 
@@ -363,20 +377,24 @@ ALWAYS = ("configuration", "slug", "repeats", "outcome", "steady_epoch_time_s", 
 """Columns that a table of the page shows even where all rows are alike, as far as they have any value."""
 
 
-def _table(rows: pl.DataFrame, table: Place, *, every: pl.DataFrame | None = None) -> PageTable:
-    """`every`: the rows of which these are some."""
-    columns = _columns(rows if every is None else every, table)
+def _table(
+    rows: pl.DataFrame, table: Place, *, every: pl.DataFrame | None = None, first: tuple[Column, ...] = ()
+) -> PageTable:
+    """`every`: the rows of which these are some; `first`: columns of the page alone, before the others."""
+    columns = (*first, *_columns(rows if every is None else every, table))
     left = max(0, rows.height - MOST_ROWS[table])
     rows = rows.head(MOST_ROWS[table])
     groups = _grouped(rows, columns)
     of_rows = [row.cells for _, members in groups for row in members]
     told = [n for n, c in enumerate(columns) if _tells(rows, c, {row[n].shown for row in of_rows})]
-    alike = [cell for n, cell in enumerate(of_rows[0]) if n not in told] if of_rows else []
+    rest = [cell for n, cell in enumerate(of_rows[0]) if n not in told] if of_rows else []
+    alike = [cell for cell in rest if cell.shown != text.MISSING]
+    missing = [cell.column for cell in rest if cell.shown == text.MISSING]
     shown = [
         (group, [Shown(row.configuration, [row.cells[n] for n in told]) for row in members])
         for group, members in groups
     ]
-    return PageTable([columns[n] for n in told], shown, alike, left)
+    return PageTable([columns[n] for n in told], shown, alike, missing, left)
 
 
 def _tells(rows: pl.DataFrame, column: Column, shown: set[str]) -> bool:
@@ -386,7 +404,54 @@ def _tells(rows: pl.DataFrame, column: Column, shown: set[str]) -> bool:
 
 def _columns(rows: pl.DataFrame, table: Place) -> tuple[Column, ...]:
     """Those that the table shows."""
-    return tuple(column for column in page_columns(table) if not column.where_known or rows[column.name].count())
+    columns = page_columns(table)
+    if table == "configurations" and (rows["strategy"] == PROGRAM).all():  # of windows, steps are what readers know
+        step = next(column for column in summary_columns() if column.name == "steady_step_time_s")
+        columns = tuple(step if column.name == "steady_epoch_time_s" else column for column in columns)
+    return tuple(column for column in columns if not column.where_known or rows[column.name].count())
+
+
+_FOUND = Column("found", "what the repeats of the two say of their speeds", type="string", heading="Speed")
+_SIDES = ("device_hours", "cost", "co2_g")
+"""Columns of pairs that both sides have, the other one's with `other_` before the name."""
+_OPPOSITE = {SpeedVerdict.SLOWER.value: SpeedVerdict.FASTER.value, SpeedVerdict.FASTER.value: SpeedVerdict.SLOWER.value}
+
+
+def _pairs(rows: pl.DataFrame) -> PageTable:
+    """The pairs as sentences, of each the one first that seems to be the faster."""
+    ordered = [_faster_first(row) for row in rows.to_dicts()]
+    told = pl.Series("found", [_of_pair(row) for row in ordered], dtype=pl.String)
+    frame = pl.DataFrame(ordered, schema=rows.schema, orient="row").with_columns(told)
+    return _table(frame, "pairs", first=(_FOUND,))
+
+
+def _faster_first(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of the pairs, whose ratios are the other's over the configuration's, as the first's over the second's; the
+    first is the one that seems to be the faster.
+    """
+    if row["speed_ratio"] is not None and row["speed_ratio"] >= 1:
+        turned = {"configuration": row["other"], "other": row["configuration"]}
+        turned |= {name: row[f"other_{name}"] for name in _SIDES} | {f"other_{name}": row[name] for name in _SIDES}
+        return row | turned
+    inverse = {"verdict": _OPPOSITE.get(row["verdict"], row["verdict"])}
+    for name in ("speed_ratio", "energy_ratio"):
+        for end, of in (("", ""), ("_low", "_high"), ("_high", "_low")):
+            value = row[f"{name}{of}"]
+            inverse[f"{name}{end}"] = 1 / value if value else None
+    return row | inverse
+
+
+def _of_pair(row: dict[str, Any]) -> str:
+    """ "zero1 × 4 is 1.25 times as fast as ddp × 4 (95 % interval 1.22–1.28)"."""
+    first, second = row["configuration"], row["other"]
+    ratio, low, high = (row[f"speed_ratio{end}"] for end in ("", "_low", "_high"))
+    if ratio is None:
+        return f"{first} and {second}: {row['verdict']}"
+    interval = "" if low is None else f" ({text.interval_of_95(low, high)})"
+    times = f"{text.estimate(ratio, low, high)} times as fast"
+    if row["verdict"] in _OPPOSITE:
+        return f"{first} is {times} as {second}{interval}"
+    return f"{row['verdict']}: {first} seems {times} as {second}{interval}"
 
 
 def _grouped(rows: pl.DataFrame, columns: tuple[Column, ...]) -> list[tuple[str, list[Shown]]]:
@@ -524,4 +589,4 @@ def _memory(row: dict[str, Any]) -> str:
         what = "" if row["verdict"] == _IN_WORDS[Exclusion.OOM.value] else "out of memory "
         return f"{what}in {failed} of {failed + row['repeats']}"
     left = row["memory_headroom"]
-    return f"{text.percent(left)} of memory left" if left is not None and left < answers.SMALL_HEADROOM else ""
+    return f"{text.percent(left)} of memory left" if left is not None and left < SMALL_HEADROOM else ""

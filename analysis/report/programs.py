@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import polars as pl
 
 from analysis import text
 from analysis.comparison.campaign import campaign
-from analysis.comparison.configurations import displayed, summary
+from analysis.comparison.summary import displayed, summary
 from analysis.comparison.work import IS_PROGRAM
 from analysis.metrics.epochs import AS_TEXT, numbered
 from parallelbench.errors import count_of
@@ -26,19 +27,35 @@ UNLIKE = 0.05
 """Relative difference of two sides' printed losses from which their curves part."""
 
 
-def of_programs(runs: Runs) -> list[str]:
-    """Sentences; none where the suite's own runs were measured."""
+def times_of_programs(runs: Runs) -> list[str]:
+    """Where a step's time goes, as far as it shows from outside; nothing where the suite's own runs were measured."""
     rows = displayed(runs).filter(IS_PROGRAM)
-    if rows.is_empty():
-        return []
-    return [
-        *_samples(rows),
-        *_waiting(runs),
-        *_slowest(runs, rows),
-        *_idle(runs, rows),
-        *_growing(runs, rows),
-        *_losses(runs, rows),
-    ]
+    return [] if rows.is_empty() else [*_waiting(runs), *_slowest(runs, rows), *_idle(runs, rows)]
+
+
+def memory_of_programs(runs: Runs) -> list[str]:
+    """That memory grows."""
+    rows = displayed(runs).filter(IS_PROGRAM)
+    return [] if rows.is_empty() else _growing(runs, rows)
+
+
+def checks_of_programs(runs: Runs) -> list[str]:
+    """Whether samples are what they are said to be, and whether losses part."""
+    rows = displayed(runs).filter(IS_PROGRAM)
+    return [] if rows.is_empty() else [*_samples(rows), *_losses(runs, rows)]
+
+
+def in_windows(runs: Runs, words: str) -> str:
+    """Words about epochs, of users' programs alone about windows of steps, which stand for them."""
+    rows = displayed(runs)
+    if rows.is_empty() or not rows.select(IS_PROGRAM.all()).item():
+        return words
+    steps = runs.epochs.join(rows.select("run_id"), on="run_id", how="semi")["steps"].drop_nulls().unique().to_list()
+    window = f"window of {count_of(int(steps[0]), 'step')}" if len(steps) == 1 else "window of steps"
+    whole = {"per epoch": f"per {window}", "Per epoch": f"Per {window}", "an epoch": f"a {window}"}
+    for of_epochs, of_windows in (whole | {"An epoch": f"A {window}", "epoch": "window", "Epoch": "Window"}).items():
+        words = words.replace(of_epochs, of_windows)
+    return words
 
 
 def _samples(rows: pl.DataFrame) -> list[str]:
@@ -67,10 +84,11 @@ def _waiting(runs: Runs) -> list[str]:
     rows = summary(runs).drop_nulls("steady_data_wait_share")
     if rows.is_empty():
         return []
-    told = [
-        f"{text.percent(row['steady_data_wait_share'])} of a step with {row['configuration']}"
-        for row in rows.to_dicts()
-    ]
+    of_share: dict[str, list[str]] = defaultdict(list)
+    for row in rows.to_dicts():
+        of_share[text.percent(row["steady_data_wait_share"])].append(row["configuration"])
+    names = {share: "all" if len(of_share) == 1 < len(of) else text.listed(of) for share, of in of_share.items()}
+    told = [f"{share} of a step with {of}" for share, of in names.items()]
     much = rows.filter(pl.col("steady_data_wait_share") > NOTABLE_SHARE).height
     advice = ": try more workers of the DataLoader, faster decoding or storage, before more devices" if much else ""
     return [f"Waiting for data: {text.listed(told)}{advice}."]

@@ -17,12 +17,12 @@ import msgspec
 import polars as pl
 
 from analysis import text
-from analysis.comparison.baseline import in_words, limited, refused, stand_ins_in_words
-from analysis.comparison.configurations import displayed, facts, summary
+from analysis.comparison.baseline import BESIDE_SPEED_UPS, in_words, limits, refusals, stand_ins
 from analysis.comparison.exclusions import disturbed_times, require_finished
 from analysis.comparison.issues import FLAGS, is_quotable
 from analysis.comparison.notes import write
 from analysis.comparison.ratio import ERROR, FEWEST_REPEATS, Spread, ratio_median
+from analysis.comparison.summary import displayed, facts, summary
 from analysis.comparison.verdict import SpeedVerdict
 from analysis.comparison.work import IS_PROGRAM, groups_across
 from analysis.figures import svg
@@ -250,7 +250,7 @@ def _scaling_table(runs: Runs, rows: pl.DataFrame, members: Members, *, of_progr
         ))  # fmt: skip
     scaling, batch = rows["scaling"][0], rows["group"][0]
     baselines, of_baseline = _baselines(rows), _baseline_devices(rows)
-    why = text.listed(_without_speed_up(rows, members, time[0]))
+    why = text.listed(_without_speed_up(rows))
     per = "devices" if of_baseline in (1, None) else f"(devices ÷ {of_baseline})"
     if baselines and of_baseline is None:
         per = "(devices ÷ the baseline's devices)"
@@ -290,20 +290,10 @@ def _baselines(rows: pl.DataFrame) -> list[str]:
     return [in_words(name, named=len(names) > 1) for name in names]
 
 
-def _without_speed_up(rows: pl.DataFrame, members: Members, time: str) -> list[str]:
-    """Why rows have no speed-up, each reason once; nothing of those of which these columns don't tell."""
-    reasons: dict[str, None] = {}
-    for row in rows.filter(pl.col("speed_up").is_null()).to_dicts():
-        own, others = (members.get((row["group"], row[name]), []) for name in ("configuration", "baseline"))
-        if row["verdict"] not in (None, SpeedVerdict.BASELINE):
-            reasons[str(row["verdict"])] = None
-        elif row["baseline"] is None:
-            reasons["nothing to compare with"] = None
-        elif not all(any(run[time] is not None for run in side) for side in (own, others)):
-            reasons[SpeedVerdict.NO_STEADY_EPOCH.value] = None
-        elif not {run["repeat"] for run in own} & {run["repeat"] for run in others}:
-            reasons[SpeedVerdict.NO_PAIR.value] = None
-    return list(reasons)
+def _without_speed_up(rows: pl.DataFrame) -> list[str]:
+    """Why rows have no speed-up, each reason once."""
+    lacking = rows.filter(pl.col("speed_up").is_null(), pl.col("verdict").ne_missing(SpeedVerdict.BASELINE.value))
+    return lacking["verdict"].fill_null("nothing to compare with").unique(maintain_order=True).to_list()
 
 
 def _baseline_devices(rows: pl.DataFrame) -> int | None:
@@ -320,17 +310,9 @@ def _gain(row: dict[str, Any]) -> tuple[str, str]:
     whole = text.interval(row["speed_up"], low, high)
     if share is None:
         return whole, text.MISSING
-    ends = (
-        ""
-        if low is None or text.is_wide(low, high)
-        else f" ({100 * _share(row, low):.1f}–{100 * _share(row, high):.1f})"
-    )
+    is_shown = low is not None and not text.is_wide(low, high)
+    ends = f" ({100 * row['efficiency_low']:.1f}–{100 * row['efficiency_high']:.1f})" if is_shown else ""
     return whole, f"{100 * share:.1f}{ends} %"
-
-
-def _share(row: dict[str, Any], speed_up: float) -> float:
-    """The efficiency of this speed-up, beside that of the median."""
-    return float(row["efficiency"] * speed_up / row["speed_up"])
 
 
 def _lead(scaling: str, rows: pl.DataFrame, members: Members, asked: Work, *, starts: bool) -> list[str]:
@@ -495,8 +477,9 @@ def _method(runs: Runs, rows: pl.DataFrame, *, of_programs: bool, left: int) -> 
     if known["mfu"].count():
         yield "MFU", "model FLOP/s ÷ (devices × the rate of a matrix product that was measured on the device)"
     disturbed = write(disturbed_times(runs), brief=True)
-    if limits := [*stand_ins_in_words(runs), *refused(runs, brief=True), *limited(runs, brief=True), *disturbed]:
-        yield "Limits", " ".join(limits[:MOST_LIMITS]).rstrip(".")
+    of_comparisons = write([*refusals(runs), *limits(runs, BESIDE_SPEED_UPS)], brief=True)
+    if told := [*write(stand_ins(runs)), *of_comparisons, *disturbed]:
+        yield "Limits", " ".join(told[:MOST_LIMITS]).rstrip(".")
     if left:
         yield "Left out", f"{count_of(left, 'configuration')}, for room: `parallelbench report` has all"
     yield "Tool", "parallelbench: the tables of each run lie in its folder, with checksums"
@@ -634,16 +617,13 @@ def _weights(runs: Runs) -> str:
 
 def _drawn(rows: pl.DataFrame) -> pl.DataFrame:
     """What the figure shows: of each configuration speed-up and efficiency."""
+    shares = ("efficiency", "efficiency_low", "efficiency_high")
     drawn = rows.filter(pl.col("speed_up").is_not_null()).select(
-        "group", "configuration", "variant", "strategy", "devices", "nodes",
-        "speed_up", "speed_up_low", "speed_up_high", "efficiency",
-    )  # fmt: skip
-    share = 100 * pl.col("efficiency")
-    return drawn.with_columns(
-        efficiency=share,
-        efficiency_low=share * pl.col("speed_up_low") / pl.col("speed_up"),
-        efficiency_high=share * pl.col("speed_up_high") / pl.col("speed_up"),
-    ).sort("variant", "devices")
+        *("group", "configuration", "variant", "strategy", "devices", "nodes"),
+        *("speed_up", "speed_up_low", "speed_up_high"),
+        *(pl.col(name) * 100 for name in shares),
+    )
+    return drawn.sort("variant", "devices")
 
 
 def _chart(data: pl.DataFrame, runs: Runs, of_baseline: int | None) -> alt.HConcatChart:

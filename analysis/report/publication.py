@@ -15,7 +15,7 @@ import msgspec
 import polars as pl
 
 from analysis import text
-from analysis.comparison.configurations import learned
+from analysis.comparison.summary import learned
 from analysis.comparison.work import (
     BEFORE,
     IS_ONE_DEVICE,
@@ -264,7 +264,7 @@ class Hyperparameters:
     @property
     def work(self) -> str:
         """ "digits · cnn"."""
-        return f"{self.data} · {self.model}"
+        return " · ".join(filter(None, (self.data, self.model)))
 
 
 @once
@@ -273,7 +273,7 @@ def hyperparameters(runs: Runs) -> list[Hyperparameters]:
     found: dict[tuple[str, str], dict[str, Settings]] = defaultdict(dict)
     names = ("data", "model", "strategy")
     for (data, model, strategy), rows in _of_trained(runs).group_by(names, maintain_order=True):
-        found[str(data), str(model)][str(strategy)] = _settings(runs, rows)
+        found[str(data or ""), str(model)][str(strategy)] = _settings(runs, rows)
     return [_of_work(*work, found[work]) for work in sorted(found)]
 
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from analysis import text
 from analysis.comparison.baseline import in_words
-from analysis.comparison.configurations import facts, summary
 from analysis.comparison.ratio import DECIDING_REPEATS
+from analysis.comparison.summary import facts, summary
 from analysis.comparison.verdict import EQUAL_WITHIN, SpeedVerdict
 from analysis.comparison.work import PROGRAM
 from analysis.metrics.columns import summary_columns
@@ -102,8 +102,6 @@ def _reason(row: dict[str, Any]) -> str:
         return f"none of its runs counts: {row['exclusions']}"
     if row["verdict"] is None and row["baseline"] is None:
         return "nothing to compare it with: see the warnings"
-    if row["verdict"] is None:
-        return f"no repeat in which both it and {baseline} have a time after the first epoch"
     return _REASONS.get(row["verdict"], "").format(baseline=baseline, pairs=row["speed_up_pairs"])
 
 
@@ -111,6 +109,8 @@ _REASONS = {
     SpeedVerdict.TOO_FEW.value: f"{{pairs}} paired repeats, and a verdict takes {DECIDING_REPEATS}",
     SpeedVerdict.NOT_INTERLEAVED.value: "measured apart from {baseline}, so the ratio has no interval",
     SpeedVerdict.NOT_COMPARABLE.value: "not comparable with {baseline}: see the warnings",
+    SpeedVerdict.NO_PAIR.value: "no repeat in which both it and {baseline} have a time after the first epoch",
+    SpeedVerdict.NO_STEADY_EPOCH.value: "it, or {baseline}, has no time after the first epoch",
     SpeedVerdict.DISTURBED.value: "other programs disturbed all runs of it or of {baseline}",
 }
 

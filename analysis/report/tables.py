@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import polars as pl
 
 from analysis import text
-from analysis.comparison.configurations import facts, summary
 from analysis.comparison.exclusions import Exclusion, describe
+from analysis.comparison.summary import facts, summary
 from analysis.comparison.verdict import SpeedVerdict
 from analysis.comparison.work import PROGRAM
 from analysis.metrics.columns import brief_columns

@@ -15,17 +15,17 @@ from analysis.comparison.baseline import (
     limits,
     refusals,
     reported_differences,
-    speed_ups_and_repeats,
-    stand_in_notes,
+    speed_ups,
+    stand_ins,
     without_baseline,
 )
 from analysis.comparison.campaign import campaign
-from analysis.comparison.configurations import counted, facts, summary, unreached_notes
 from analysis.comparison.exclusions import Exclusion, describe, disturbed_runs, disturbed_times, folders_of, unchecked
 from analysis.comparison.issues import FLAGS
 from analysis.comparison.notes import Code, Note, Remedy, Subject, remedy_of, write
 from analysis.comparison.ratio import DECIDING_REPEATS, ENOUGH_REPEATS, FEWEST_REPEATS, WITH_STARTUP
 from analysis.comparison.run import environments_of
+from analysis.comparison.summary import counted, facts, summary, unreached
 from analysis.comparison.work import IS_PROGRAM, REFERENCE
 from analysis.runs.reader import format_skipped, once
 from parallelbench.errors import count_of
@@ -61,7 +61,7 @@ _MOST_REASONS = 25
 
 def warnings(runs: Runs) -> list[str]:
     """Everything that limits the numbers, in one line each."""
-    before = [*stand_in_notes(runs), *unreached_notes(runs), *refusals(runs), *_excluded(runs)]
+    before = [*stand_ins(runs), *unreached(runs), *refusals(runs), *_excluded(runs)]
     before += [*disturbed_runs(runs), *disturbed_times(runs), *_packed(runs), *_warmed(runs)]
     after = [*_few_repeats(runs), *_by_chance(runs), *without_baseline(runs), *_samples(runs), *_single_epoch(runs)]
     after += [*_resumed(runs), *_energies(runs), *_throttled(runs), *_parity_off(runs), *unchecked(runs)]
@@ -118,10 +118,9 @@ def _few_repeats(runs: Runs) -> list[Note]:
     measured apart are told of elsewhere.
     """
     found: dict[int, list[tuple[_Key, int]]] = defaultdict(list)
-    keys = [(each.group, each.name) for each, pairing in campaign(runs).others if pairing.speed_up()]
-    for key, (ratio, highest) in zip(keys, speed_ups_and_repeats(runs), strict=True):
+    for each, speed, ratio in speed_ups(runs):
         if not ratio.is_apart:
-            found[len(ratio.logarithms)].append((key, highest))
+            found[len(ratio.logarithms)].append(((each.group, each.name), speed.highest_repeat))
     notes = []
     for pairs, members in sorted(found.items()):
         if pairs >= DECIDING_REPEATS:

@@ -2,7 +2,8 @@
 
 The copy is one file per sweep instead of several per run, so that thousands of runs load fast. It is a cache, keyed by
 the sha256 of manifests: a run is read from it while its result has the very manifest whose files, each of the sha256
-that the manifest names, were copied. Every other run is read from its own folder. So an old, damaged or missing copy
+that the manifest names, were copied, and its files still have the sizes that it names. A run whose files have not is
+named as damaged, as without a copy. Every other run is read from its own folder. So an old, damaged or missing copy
 costs time, never correctness. It is written under a temporary name and renamed; in a read-only folder or on a full disk
 loading works without it.
 """
@@ -27,8 +28,10 @@ from analysis.runs.published import (
     Result,
     Scans,
     Tables,
+    Unreadable,
     manifest_bytes,
     read_together,
+    require_sizes,
     stored_schema,
     table_schema,
     verified,
@@ -117,9 +120,14 @@ class Collection:
         of_digest = {digest: folder for folder, digest in digests.items()}
         copy = open_copy(home)
         old = copy["run"].select("run_id", "manifest").collect().rows() if copy else []
-        copied = [Found(of_digest[digest], run_id, "done") for run_id, digest in old if digest in of_digest]
-        for run in copied:
-            del unread[run.folder]
+        copied = []
+        for run_id, folder in [(run_id, of_digest[digest]) for run_id, digest in old if digest in of_digest]:
+            try:
+                require_sizes(folder, unread.pop(folder) or b"")
+            except (Unreadable, OSError) as error:
+                self.errors.append((folder.path, error))
+            else:
+                copied.append(Found(folder, run_id, "done"))
         parts = [Part(copy, copied, len(old))] if copied else []
         parts += self._read(unread)
         read = [run for part in parts for run in part.found if run.folder in digests]

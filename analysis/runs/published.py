@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -110,12 +111,33 @@ def verified(folder: RunFolder, manifest: bytes) -> Result:
     return Result(folder, known, {table: file_content(folder.result, table, known) for table in LOADED})
 
 
+def require_sizes(folder: RunFolder, manifest: bytes) -> None:
+    """Raise `Unreadable` where a file of a result has not the size that its manifest names: a glance, which reads none.
+
+    The sizes of 10,000 results take 0.3 s of a core; the sha256 of their files 1.8 s from memory, and from a disk most
+    of what a copy saves.
+    """
+    known, result = decoded_manifest(manifest), f"{folder.path}/result"
+    for table in LOADED:
+        try:
+            size_bytes = os.stat(f"{result}/{table}.parquet").st_size  # with paths it takes twice as long
+        except FileNotFoundError:
+            raise Unreadable(f"{_DAMAGED}: {table}.parquet is missing") from None
+        _require_size(table, size_bytes, known)
+
+
+def _require_size(table: str, size_bytes: int, manifest: Manifest) -> None:
+    if size_bytes != (named := manifest.tables[table].bytes):
+        raise Unreadable(f"{_DAMAGED}: {table}.parquet has {size_bytes:,} bytes, and its manifest names {named:,}")
+
+
 def file_content(result: Path, table: str, manifest: Manifest) -> bytes:
-    """A table's file; raises `Unreadable` where it is missing or its sha256 is not the manifest's."""
+    """A table's file; raises `Unreadable` where it is missing, or its size or sha256 is not the manifest's."""
     try:
         read = (result / f"{table}.parquet").read_bytes()
     except FileNotFoundError:
         raise Unreadable(f"{_DAMAGED}: {table}.parquet is missing") from None
+    _require_size(table, len(read), manifest)
     if hashlib.sha256(read).hexdigest() != manifest.tables[table].sha256:
         raise Unreadable(f"{_DAMAGED}: the sha256 of {table}.parquet is not the manifest's")
     return read

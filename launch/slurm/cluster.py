@@ -1,12 +1,13 @@
 """What the cluster says to a job before it is submitted: Slurm's own answer, and what it would take and never start.
 
 `sbatch --test-only` says what Slurm refuses, and when it would start the rest; where it says neither, sbatch decides at
-submission. It accepts jobs that wait for ever, so time limits, the limits of accounts and the length of reservations
-are looked up besides.
+submission. It accepts jobs that wait for ever, so partitions, what accounting never starts, and the length of
+reservations are looked up besides.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from dataclasses import dataclass, field, replace
@@ -91,13 +92,6 @@ class Cluster:
         notes += [f"Slurm did not say whether it takes such jobs: {untold}"] if untold else []
         return Answer(refusals, notes, wait_s, untold)
 
-    def notes_on_all(self, batches: Sequence[tuple[Job, int]]) -> Iterator[str]:
-        """Why jobs, so many of each kind, can't be queued yet, or wait in the queue; of several partitions the first
-        one's limits count.
-        """
-        if self.allowed is not None:
-            yield from self.allowed.warnings(batches)
-
     def never(self, job: Job) -> list[str]:
         """Why no partition would ever start a job that Slurm takes; empty: one would, or nobody knows."""
         return self._never(job)[0] if self.kinds else []
@@ -123,7 +117,7 @@ class Cluster:
         for rules in [kind.rules for kind in kinds][:1]:
             yield from not_admitted(rules, job, accounts=accounts, qos=qos)
         if self.allowed is not None:
-            yield from self.allowed.refusals(whole_nodes(job, kinds), name)
+            yield from self.allowed.refusals(job, name)
 
     def _partitions(self, job: Job) -> list[str]:
         if job.site.partition:
@@ -171,9 +165,8 @@ def cluster_of(*, patient: bool = False) -> Cluster:
     if not kinds:
         return replace(cluster, unknown="sinfo lists no partition, so the cluster's limits were not checked")
     try:
-        default = next((kind.name for kind in kinds if kind.default), "")
         own_qos = {kind.name: qos for kind in kinds if (qos := kind.rules.get("QoS", "N/A")) != "N/A"}
-        return replace(cluster, allowed=allowed(default, own_qos))
+        return replace(cluster, allowed=allowed(own_qos))
     except SchedulerError as error:
         return replace(cluster, unknown=f"the limits of your account could not be checked: {error}")
 
@@ -188,19 +181,33 @@ def known_cluster() -> Cluster:
         return Cluster(unknown=f"the cluster's limits could not be checked: {error}")
 
 
-def require_accepted(batches: Sequence[tuple[Job, int]]) -> list[str]:
-    """The notes on jobs, so many of each kind: what they wait for, and what is unknown.
+def require_accepted(jobs: Sequence[Job]) -> list[str]:
+    """The notes on jobs, one of each kind: what they wait for, and what is unknown.
 
     Raises `ConfigError` for jobs that never run here, and `SchedulerError` where the cluster can't be reached.
     """
-    if not batches:
+    if not jobs:
         return []
     cluster = cluster_of(patient=True)
-    answers = list(cluster.answers(job for job, _ in batches))
+    answers = list(cluster.answers(jobs))
     if texts := list(dict.fromkeys(text for answer in answers for text in answer.refusals)):
         raise ConfigError(f"refused by the cluster, nothing was submitted: {'; '.join(texts)}")
-    notes = [*(note for answer in answers for note in answer.notes), *cluster.notes_on_all(batches), cluster.unknown]
+    notes = [*(note for answer in answers for note in answer.notes), cluster.unknown, ignored_variables()]
     return list(dict.fromkeys(filter(None, notes)))
+
+
+def ignored_variables() -> str:
+    """A note on the variables by which sbatch would choose an account, a partition or a cluster; empty: none is set.
+
+    A sweep is submitted in several sessions, and all of its jobs have to go to the same place: so the site decides.
+    """
+    names = sorted(
+        name for name, value in os.environ.items() if value and name.startswith(("SBATCH_", "SLURM_CLUSTERS"))
+    )
+    if not names:
+        return ""
+    have = "has" if len(names) == 1 else "have"
+    return f"{', '.join(names)} of the environment {have} no effect: set site.account, site.partition and the like"
 
 
 _RECURRING = {"HOURLY", "DAILY", "WEEKDAY", "WEEKEND", "WEEKLY"}
@@ -327,15 +334,6 @@ def suits(kind: Partition, job: Job) -> bool:
     """Whether such nodes have what a job asks of each of its nodes."""
     cores = job.shape.cpus_per_node <= kind.cpus_per_node and job.memory_asked_mib <= kind.memory_mib
     return cores and job.gpus_asked <= gpus_in(kind.gres, job.site.gpu_type)
-
-
-def whole_nodes(job: Job, kinds: Sequence[Partition]) -> Job:
-    """The job as its account is charged for it: an exclusive one for all cores and GPUs of its nodes."""
-    least = min((kind for kind in kinds if suits(kind, job)), key=lambda kind: kind.cpus_per_node, default=None)
-    if not job.site.exclusive or least is None:
-        return job
-    gpus = gpus_in(least.gres, job.site.gpu_type) if job.gpus_asked else job.shape.gpus_per_node
-    return replace(job, shape=replace(job.shape, cpus_per_node=least.cpus_per_node, gpus_per_node=gpus))
 
 
 def gpus_in(gres: str, kind: str | None) -> int:

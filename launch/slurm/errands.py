@@ -179,7 +179,7 @@ def _shared_folder(run: RunConfig, kind: str) -> Iterator[Path]:
 
 def _waited_for(job: Job, *, show: Callable[[str], object]) -> int:
     """Submit a job and wait for its end; returns its exit code. Raises `ConfigError` where it would wait for ever."""
-    for note in require_accepted([(job, 1)]):
+    for note in require_accepted([job]):
         print(f"note: {note}", file=sys.stderr)
     nodes = count_of(job.shape.nodes, "node")
     print(f"waiting for {nodes} of the cluster; Ctrl-C gives up", file=sys.stderr, flush=True)

@@ -25,12 +25,12 @@ from launch.attempt.outcome import unsaved
 from launch.attempt.processes import Training, WarmWorkers
 from launch.attempt.signals import action_of, heed, noting
 from launch.attempt.supervisor import Interrupted, NotBegun, carry_out, stoppable, supervise
-from launch.launcher import saved
 from launch.slurm import record, scheduler
 from launch.slurm.rendezvous import chosen
 from launch.slurm.sbatch import ENDS_AT
 from launch.slurm.scheduler import NoSlurmError, SchedulerError
 from launch.slurm.step import TOLD, Allocation
+from launch.states import saved
 from parallelbench.config.identity import slug
 from parallelbench.errors import ConfigError, StorageError, ends_the_program
 from parallelbench.redaction import redacted
@@ -211,7 +211,7 @@ def _failed_before(state: State, attempts: Sequence[Attempt], job: Job) -> bool:
 
 
 def launched(folder: RunFolder, submission: Submission) -> RunConfig:
-    """The run as this submission starts it: its intent, with launcher, site and `same_plugin` of the submission.
+    """The run as this submission starts it: its intent, with launcher and site of the submission.
 
     Raises `ConfigError` where this version of the program gives it another run id than the submitting one did.
     """
@@ -222,9 +222,7 @@ def launched(folder: RunFolder, submission: Submission) -> RunConfig:
         raise ConfigError(
             "was submitted by another version of parallelbench, for which this is another run: submit the sweep again"
         )
-    return msgspec.structs.replace(
-        run, launcher=submission.launcher, site=submission.site, same_plugin=submission.same_plugin
-    )
+    return msgspec.structs.replace(run, launcher=submission.launcher, site=submission.site)
 
 
 def lead(folder: RunFolder, run: RunConfig, job: Job) -> bool:

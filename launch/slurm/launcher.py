@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
-from launch.launcher import Launcher, RunStatus, SweepStatus, resumption, states_of
+from launch.launcher import Launcher
 from launch.slurm import cluster, errands, record, scheduler
-from launch.slurm.cluster import known_cluster
-from launch.slurm.errands import queue_report, report_states, reports
+from launch.slurm.cluster import ignored_variables, known_cluster
+from launch.slurm.errands import report_states, reports
 from launch.slurm.order import in_turns, out_of_turn
-from launch.slurm.queue import ENDING, PAUSED, WAITING, Tracker, left, stuck, track, used
-from launch.slurm.record import FOLDER, holding
+from launch.slurm.queue import Tracker, track, used
+from launch.slurm.record import FOLDER
 from launch.slurm.sbatch import Hours, job_groups
 from launch.slurm.scheduler import NoSlurmError, SchedulerError
 from launch.slurm.submit import device_type_of, not_submitted, prepare_for_site, submit
+from launch.states import RunStatus, SweepStatus, resumption, states_of
 from launch.sweep import one_run
 from parallelbench.errors import ConfigError, StorageError, count_of
 from parallelbench.results.files import is_there
@@ -29,25 +30,23 @@ from parallelbench.results.folder import RunFolder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from contextlib import AbstractContextManager
 
     from rich.console import Console
 
-    from launch.launcher import Look, Prepared, SubmitOptions
+    from launch.launcher import Prepared, SubmitOptions
     from launch.slurm.queue import JobStatus
     from launch.slurm.record import Submission
-    from launch.slurm.scheduler import QueuedJob
+    from launch.states import Look
     from launch.sweep import PlannedRun
     from launch.sweep.compose import Extension
     from parallelbench.config.run import RunConfig
-    from parallelbench.results.attempt import Attempt
     from parallelbench.results.folder import State
 
 
 class OnSlurm(Launcher):
     """Slurm jobs: one array for each shape of job. Nothing stays running on the login node."""
 
-    name, trains_here, reports_afterwards = "slurm", False, True
+    name, trains_here = "slurm", False
 
     def device_type(self, run: RunConfig) -> str:
         """The site's devices, unless the run chooses some."""
@@ -70,10 +69,6 @@ class OnSlurm(Launcher):
         say(f"{line}; `parallelbench status {shlex.quote(str(sweep))}` shows each run")
         return 0
 
-    def queue_report(self, prepared: Sequence[Prepared], console: Console) -> None:
-        """Queue one more job, which depends on all others of the sweep."""
-        _print(console, queue_report(prepared[0].planned.run))
-
     def show_plan(
         self, prepared: Sequence[Prepared], states: Sequence[State], console: Console
     ) -> tuple[bool, list[bool]]:
@@ -87,98 +82,85 @@ class OnSlurm(Launcher):
         (group,) = job_groups([prepared])
         return known_cluster().answer(group.job).wait_s
 
-    def submitted(self, sweep: Path) -> bool:
-        """Whether the sweep has a folder of submissions."""
-        return is_there(sweep / FOLDER)
-
-    def status(self, sweeps: Mapping[Path, Look]) -> SweepStatus:
-        """The runs with their jobs, and the device-hours. One query for all sweeps."""
-        trackers, trouble, without = _trackers(sweeps)
-        runs: dict[RunFolder, RunStatus] = {}
-        past, to_come = Hours(), Hours()
-        held: list[QueuedJob] = []
-        away: Counter[str] = Counter()
-        for sweep, members in sweeps.items():
-            if (tracker := trackers.get(sweep)) is None:
-                runs |= {folder: _unseen(state) for folder, state in members}
-                continue
-            statuses = {folder: tracker.status(folder, state) for folder, state in members}
-            away.update(status.elsewhere for status in statuses.values() if status.elsewhere)
-            shown = {folder: status.shown() for folder, status in statuses.items()}
-            runs |= {folder: _hidden(each, trouble) if without else each for folder, each in shown.items()}
-            for spent, more in _hours(tracker, statuses):
-                past, to_come = past + spent, to_come + more
-            for job, _, more in stuck(tracker, members):
-                held, to_come = [*held, job], to_come + more
-        hours = f"{past} used, at most {to_come} more (time limits × remaining starts)" if past or to_come else ""
-        report = report_states([job for sweep, tracker in trackers.items() for job in reports(sweep, tracker.queue)])
-        return SweepStatus(runs, [line for line in (hours, *report, *_holding(held), *_gone_to(away), trouble) if line])
-
-    def cancel(self, sweeps: Sequence[Path], console: Console) -> None:
-        """End the jobs of sweeps."""
-        cancel_sweeps(sweeps, console)
-
-    def cancel_runs(self, runs: Sequence[RunFolder], console: Console) -> None:
-        """End the jobs of single runs: tasks of arrays, by their own ids."""
-        cancel_runs(runs, console)
-
-    def holding(self, sweeps: Sequence[Path]) -> AbstractContextManager[None]:
-        """By the locks that a submission takes."""
-        return holding(sweeps)
-
-    def logs(self, sweep: Path, run: str) -> list[Path]:
-        """The output of a run's latest job that Slurm and submitit caught. Slurm is not queried."""
-        latest = _latest(sweep, run)
-        if latest is None:
-            return []
-        submission, task = latest
-        # The job of an interrupted submission is known only by the names of its logs.
-        job = submission.job_of(task) or (f"*_{task}" if len(submission.tasks) > 1 else "*")
-        return sorted(record.folder_of(sweep, submission.token).glob(f"{job}_*_log.out"))
-
-    def silence(self, sweep: Path, run: str) -> str:
-        """Whether its job looks for the sweep where it was submitted, and not where it is now."""
-        latest = _latest(sweep, run)
-        folder = record.folder_of(sweep, latest[0].token) if latest else sweep
-        for script in folder.glob("*_submission.sh"):
-            (flag,) = (line for line in script.read_text().splitlines() if line.startswith("#SBATCH --output="))
-            submitted = Path(shlex.split(flag)[1].partition("=")[2]).parent
-            if not (submitted.exists() and submitted.samefile(folder)):
-                return (
-                    f"its sweep's folder was renamed after it was queued: the job looks for {submitted.parents[1]}; "
-                    f"rename it back before the job starts, or `parallelbench cancel {shlex.quote(str(sweep))}` and "
-                    "submit again"
-                )
-        return ""
-
     def calibrate(self, prepared: Prepared, path: Path) -> None:
         """In a short job on the run's nodes."""
         errands.calibrate(prepared, path)
 
-    def findings(self) -> Iterable[tuple[str, str]]:
-        """The cluster's partitions, limits and accounts."""
-        if scheduler.available():
-            return cluster.findings()
-        return [("Slurm", "no sbatch here: sweeps run with launcher=local")]
 
-    def site_findings(self, overrides: Sequence[str], extension: Extension) -> Iterable[tuple[str, str]]:
-        """Whether the cluster takes a job of one device, and one of all devices of the site's nodes."""
-        run, cluster, untold = one_run(["launcher=slurm", *overrides], extension).run, known_cluster(), ""
-        for devices in dict.fromkeys((1, run.site.devices_per_node)):
-            whole = [f"devices={devices}", f"batch_size={devices}", f"strategy={'ddp' if devices > 1 else 'single'}"]
-            planned = one_run(["launcher=slurm", "data=synthetic", *overrides, *whole], extension)
-            (group,) = job_groups([prepare_for_site(planned)])
-            answer = cluster.answer(group.job, untold=untold)
-            untold = answer.untold
-            found = [*answer.refusals, *answer.notes, cluster.unknown]
-            took = f"the cluster takes it{f', and it {answer.start}' if answer.start else ''}"
-            said = "; ".join(filter(None, found)) or took
-            yield f"site={run.site.name}, {count_of(devices, 'device')}", f"{group.shape}: {said}"
+def submitted(sweep: Path) -> bool:
+    """Whether runs of a sweep were submitted to Slurm."""
+    return is_there(sweep / FOLDER)
 
-    def bandwidth(self, overrides: Sequence[str], extension: Extension) -> Iterable[tuple[str, str]]:
-        """All-reduces between nodes, in a short job."""
-        two_nodes = ["launcher=slurm", "strategy=ddp", "nodes=2", "devices=2"]
-        return errands.bandwidth(one_run([*two_nodes, *overrides], extension).run)
+
+def sweep_status(sweeps: Mapping[Path, Look]) -> SweepStatus:
+    """The runs of submitted sweeps with their jobs, and the device-hours. One query for all sweeps."""
+    trackers, trouble, without = _trackers(sweeps)
+    runs: dict[RunFolder, RunStatus] = {}
+    spent = Hours()
+    away: Counter[str] = Counter()
+    for sweep, members in sweeps.items():
+        if (tracker := trackers.get(sweep)) is None:
+            runs |= {folder: _unseen(state) for folder, state in members}
+            continue
+        statuses = {folder: tracker.status(folder, state) for folder, state in members}
+        away.update(status.elsewhere for status in statuses.values() if status.elsewhere)
+        shown = {folder: status.shown() for folder, status in statuses.items()}
+        runs |= {folder: _hidden(each, trouble) if without else each for folder, each in shown.items()}
+        for folder, _ in members:
+            if submissions := [each for each, _ in tracker.jobs.get(folder.path.name, [])]:
+                spent += used(submissions, folder.attempts())
+    hours = f"{spent} used" if spent else ""
+    report = report_states([job for sweep, tracker in trackers.items() for job in reports(sweep, tracker.queue)])
+    return SweepStatus(runs, [line for line in (hours, *report, *_gone_to(away), trouble) if line])
+
+
+def logs(run: RunFolder) -> list[Path]:
+    """The output of a run's latest job that Slurm and submitit caught. Slurm is not queried."""
+    sweep, latest = run.path.parent, _latest(run)
+    if latest is None:
+        return []
+    submission, task = latest
+    # The job of an interrupted submission is known only by the names of its logs.
+    job = submission.job_of(task) or (f"*_{task}" if len(submission.tasks) > 1 else "*")
+    return sorted(record.folder_of(sweep, submission.token).glob(f"{job}_*_log.out"))
+
+
+def silence(run: RunFolder) -> str:
+    """Why the latest job of a run can print nothing: its sweep was renamed. Empty where it has only not begun."""
+    sweep, latest = run.path.parent, _latest(run)
+    folder = record.folder_of(sweep, latest[0].token) if latest else sweep
+    for script in folder.glob("*_submission.sh"):
+        (flag,) = (line for line in script.read_text().splitlines() if line.startswith("#SBATCH --output="))
+        submitted_to = Path(shlex.split(flag)[1].partition("=")[2]).parent
+        if not (submitted_to.exists() and submitted_to.samefile(folder)):
+            return (
+                f"its sweep's folder was renamed after it was queued: the job looks for {submitted_to.parents[1]}; "
+                f"rename it back before the job starts, or `parallelbench cancel {shlex.quote(str(sweep))}` and "
+                "submit again"
+            )
+    return ""
+
+
+def findings() -> Iterable[tuple[str, str]]:
+    """(what, finding) pairs for `doctor`: the cluster's partitions and limits."""
+    if scheduler.available():
+        return cluster.findings()
+    return [("Slurm", "no sbatch here: sweeps run with launcher=local")]
+
+
+def site_findings(overrides: Sequence[str], extension: Extension) -> Iterable[tuple[str, str]]:
+    """Whether the cluster takes a job of one device, and one of all devices of the nodes of the site in `overrides`."""
+    run, cluster, untold = one_run(["launcher=slurm", *overrides], extension).run, known_cluster(), ""
+    for devices in dict.fromkeys((1, run.site.devices_per_node)):
+        whole = [f"devices={devices}", f"batch_size={devices}", f"strategy={'ddp' if devices > 1 else 'single'}"]
+        planned = one_run(["launcher=slurm", "data=synthetic", *overrides, *whole], extension)
+        (group,) = job_groups([prepare_for_site(planned)])
+        answer = cluster.answer(group.job, untold=untold)
+        untold = answer.untold
+        found = [*answer.refusals, *answer.notes, cluster.unknown]
+        took = f"the cluster takes it{f', and it {answer.start}' if answer.start else ''}"
+        said = "; ".join(filter(None, found)) or took
+        yield f"site={run.site.name}, {count_of(devices, 'device')}", f"{group.shape}: {said}"
 
 
 def _print(console: Console, text: str) -> None:
@@ -196,7 +178,7 @@ def _trackers(sweeps: Mapping[Path, Look]) -> tuple[dict[Path, Tracker], str, bo
             others = record.belongs_to_another(sweep)
             trouble = f"{sweep} was submitted by another user: who knows its jobs" if others else str(error)
     try:
-        return track(records, sweeps, held=True), trouble, False
+        return track(records, sweeps), trouble, False
     except SchedulerError as error:
         unanswered = {sweep: Tracker.unanswered(submissions) for sweep, submissions in records.items()}
         return unanswered, str(error), isinstance(error, NoSlurmError)
@@ -215,17 +197,6 @@ def _unseen(state: State) -> RunStatus:
     return RunStatus.of_folder(state)
 
 
-def _holding(jobs: Sequence[QueuedJob]) -> Iterator[str]:
-    """Lines about jobs that are stuck."""
-    ending = [job.job for job in jobs if job.state == ENDING]
-    if going := [job.job for job in jobs if job.state != ENDING]:
-        what = f"{count_of(len(going), 'job')} of runs that are over did not end, and hold their devices"
-        yield f"{what}: scancel {' '.join(going)}"
-    if ending:
-        what = f"Slurm can't end {count_of(len(ending), 'job')} (COMPLETING), so devices stay taken"
-        yield f"{what}: tell the cluster's operators of {' '.join(ending)}"
-
-
 def _gone_to(clusters: Counter[str]) -> Iterator[str]:
     """Lines about runs whose jobs other clusters may have; cluster → how many."""
     for name, count in sorted(clusters.items()):
@@ -233,28 +204,10 @@ def _gone_to(clusters: Counter[str]) -> Iterator[str]:
         yield f"{runs}, whose jobs are known only there: submit or cancel there"
 
 
-def _hours(tracker: Tracker, statuses: Mapping[RunFolder, JobStatus]) -> Iterator[tuple[Hours, Hours]]:
-    """(used, to come at most) of each submitted run, and of each job that is in the queue."""
-    live: dict[tuple[str, int], tuple[Submission, list[Attempt], bool, QueuedJob | None]] = {}
-    for folder, status in statuses.items():
-        latest = tracker.of(folder.path.name)
-        if latest is None:
-            continue
-        (submission, task), attempts = latest, folder.attempts()
-        yield used([each for each, _ in tracker.jobs[folder.path.name]], attempts), Hours()
-        if status.live or status.label == "running":
-            queued = status.queued
-            running = queued.state not in WAITING if queued is not None else status.label == "running"
-            live.setdefault((submission.token, task), (submission, [], running, queued))[1].extend(attempts)
-    for submission, attempts, running, queued in live.values():
-        paused, ends_at = (queued.state in PAUSED, queued.ends_at) if queued is not None else (False, None)
-        yield Hours(), left(submission, attempts, running=running, paused=paused, ends_at=ends_at)
-
-
-def _latest(sweep: Path, run: str) -> tuple[Submission, int] | None:
+def _latest(run: RunFolder) -> tuple[Submission, int] | None:
     """The latest submission of a run, and its task."""
     try:
-        return Tracker.unanswered(record.submissions(sweep)).of(run)
+        return Tracker.unanswered(record.submissions(run.path.parent)).of(run.path.name)
     except ConfigError:
         return None
 
@@ -281,7 +234,7 @@ def _show_plan(to_start: Sequence[Prepared], rest: str, console: Console) -> boo
         if answer.start:
             console.print(answer.start, highlight=False)
         console.print(group.job.script(lengths[0]), style="dim", markup=False, highlight=False, soft_wrap=True)
-    for warning in [*cluster.notes_on_all([(group.job, len(group.tasks())) for group in groups]), *out_of_turn(groups)]:
+    for warning in filter(None, [*out_of_turn(groups), ignored_variables()]):
         console.print(f"[yellow]note[/]: {escape(warning)}", soft_wrap=True)
     most = sum((group.most_hours for group in groups), Hours())
     console.print(f"\nat most {most} in all, if every attempt takes its whole time limit", highlight=False)

@@ -7,17 +7,16 @@ the others leave open. However many sweeps there are, `track` asks the queue onc
 from __future__ import annotations
 
 import os
-import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from launch.attempt.outcome import unsaved
-from launch.launcher import RunStatus, saved
 from launch.slurm import record, scheduler
 from launch.slurm.job import leave_calls
-from launch.slurm.sbatch import WARNING_OFF_BY_S, Hours, most_seconds, slurm
+from launch.slurm.sbatch import WARNING_OFF_BY_S, Hours, slurm
+from launch.states import RunStatus, saved
 from parallelbench.errors import StorageError
 from parallelbench.results import liveness
 from parallelbench.results.attempt import HEARTBEAT_S, Attempt, Outcome
@@ -27,16 +26,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from launch.launcher import Look
     from launch.slurm.record import Submission
     from launch.slurm.scheduler import QueuedJob
+    from launch.states import Look
     from parallelbench.config.run import RunConfig
     from parallelbench.config.sites import Site, SlurmLauncher
     from parallelbench.results.folder import RunFolder
 
 
-STUCK_S = 120.0
-"""A job that is still there so long after the end of its last run is stuck; ending takes it seconds."""
 SILENT_S = 300.0
 """A supervisor whose job Slurm no longer has, and whose heartbeat is older, is dead whatever its lock says: the file
 server may keep the lock of a node that died (NFSv3) until that node is back."""
@@ -45,8 +42,6 @@ UNSEEN_S = 60.0
 WAITING = {"PENDING", "REQUEUED", "REQUEUE_HOLD", "PREEMPTED", "SPECIAL_EXIT", "RESV_DEL_HOLD", "CONFIGURING"}
 PAUSED = {"SUSPENDED", "STOPPED"}
 """A job has begun, and does nothing until Slurm lets it go on."""
-ENDING = "COMPLETING"
-"""A job is over, or will start again, once Slurm has its nodes back; usually that takes seconds."""
 
 
 @dataclass(frozen=True)
@@ -170,19 +165,14 @@ class Tracker:
         return list({each.token: each for entries in self.jobs.values() for each, _ in entries}.values())
 
     def queued(self, submission: Submission, task: int) -> QueuedJob | None:
-        """The job of a task, if it is in the queue and may still do something."""
-        job = self.listed(submission, task)
-        return None if job is None or _hangs(job) else job
-
-    def listed(self, submission: Submission, task: int) -> QueuedJob | None:
-        """The job of a task, if Slurm lists it; one with the same id and another name is another user's."""
+        """The job of a task, if it is in the queue; one with the same id and another name is another user's."""
         job = self.queue.get(submission.job_of(task) or "")
         return job if job is not None and job.name == submission.name else None
 
     def in_queue(self) -> list[QueuedJob]:
-        """All jobs of the sweep that are in the queue, and may still do something."""
+        """All jobs of the sweep that are in the queue."""
         names = {submission.name for submission in self.submissions}
-        return [job for job in self.queue.values() if job.name in names and not _hangs(job)]
+        return [job for job in self.queue.values() if job.name in names]
 
     def of(self, name: str) -> tuple[Submission, int] | None:
         """A run's latest submission with a job in the queue, else its latest one, and the run's task in it."""
@@ -267,19 +257,17 @@ def track(
     locked: bool = False,
     patient: bool = False,
     writes: bool = True,
-    held: bool = False,
 ) -> dict[Path, Tracker]:
     """The jobs of sweeps (folder → its submissions), and how those of `runs` have ended that left no outcome.
 
-    Where all `runs` are done, Slurm is not asked, unless `held` asks for jobs that are stuck. Completes the records of
-    interrupted submissions and of dead attempts, on disk unless `writes` is false; raises `SchedulerError` where the
-    queue can't be asked. A caller that holds the sweeps' locks (`locked`) also removes what has never reached Slurm: no
-    other process is submitting it at that moment.
+    Where all `runs` are done, Slurm is not asked. Completes the records of interrupted submissions and of dead
+    attempts, on disk unless `writes` is false; raises `SchedulerError` where the queue can't be asked. A caller that
+    holds the sweeps' locks (`locked`) also removes what has never reached Slurm: no other process is submitting it at
+    that moment.
     """
     if not any(records.values()):
         return {sweep: Tracker() for sweep in records}
-    done = runs is not None and all(state.state == "done" for sweep in records for _, state in runs.get(sweep, ()))
-    if runs is not None and done and not (held and may_hold(records, runs)):
+    if runs is not None and all(state.state == "done" for sweep in records for _, state in runs.get(sweep, ())):
         return {sweep: Tracker.unanswered(submissions) for sweep, submissions in records.items()}
     queue = scheduler.queue(patient=patient)
     names = {job.name for job in queue.values()}
@@ -344,14 +332,6 @@ def by_run(submissions: Iterable[Submission]) -> dict[str, list[tuple[Submission
             for name in names:
                 entries.setdefault(name, []).append((submission, task))
     return entries
-
-
-def _hangs(queued: QueuedJob) -> bool:
-    """Whether a job has ended, but Slurm can't get its nodes back, and lists it for days: a process there stays, say.
-
-    Of a job that is queued again meanwhile, Slurm says that it ends in the future.
-    """
-    return queued.state == ENDING and queued.ends_at is not None and time.time() - queued.ends_at > STUCK_S
 
 
 def _worked_through(folder: RunFolder, state: State, submission: Submission, queued: QueuedJob) -> bool:
@@ -463,30 +443,6 @@ class _Adoption:
         return submission
 
 
-_HOLDING = {"RUNNING", ENDING, "SUSPENDED", "STOPPED", "STAGE_OUT"}
-
-
-def stuck(tracker: Tracker, states: Iterable[tuple[RunFolder, State]]) -> Iterator[tuple[QueuedJob, Submission, Hours]]:
-    """The jobs of a sweep that are stuck, and the device-hours that each may still take."""
-    known = {folder.path.name: (folder, state) for folder, state in states}
-    for submission in tracker.submissions:
-        for task, names in enumerate(submission.tasks):
-            queued = tracker.listed(submission, task)
-            if queued is None or queued.state not in _HOLDING or not known.keys() >= set(names):
-                continue
-            ends = [_ended(known[name][1], queued) for name in names]
-            if _hangs(queued) or (min(ends) > submission.created_at and time.time() - max(ends) > STUCK_S):
-                attempts = [attempt for name in names for attempt in known[name][0].attempts()]
-                may = left(submission, attempts, running=True, again=False, ends_at=queued.ends_at)
-                yield queued, submission, Hours() if queued.state == ENDING else may  # its time counts no longer
-
-
-def _ended(state: State, queued: QueuedJob) -> float:
-    """When a run ended as far as this start of its job goes, Unix time, s; 0: it did not."""
-    over = state.state == "done" or (state.state == "failed" and (not state.to_run or queued.state == ENDING))
-    return state.outcome.finished_at if over and state.outcome is not None else 0.0
-
-
 def used(submissions: Sequence[Submission], attempts: Sequence[Attempt]) -> Hours:
     """Device-hours used by those attempts that jobs started. A job's own start and end are not included.
 
@@ -500,52 +456,6 @@ def used(submissions: Sequence[Submission], attempts: Sequence[Attempt]) -> Hour
     return total
 
 
-def left(
-    submission: Submission,
-    attempts: Sequence[Attempt],
-    *,
-    running: bool,
-    again: bool = True,
-    paused: bool = False,
-    ends_at: float | None = None,
-) -> Hours:
-    """Device-hours that a job in the queue may still use, at most; `attempts` are those of all its runs.
-
-    Its earlier starts do not count, nor does the time that the attempts of the present start have taken. `again`:
-    whether it may start once more. `paused`: it is suspended, for a time that Slurm does not count. `ends_at`: when
-    Slurm ends a running one, Unix time, s, which operators may change; None: it did not say.
-    """
-    limit_s = 60.0 * submission.launcher.time_limit_min
-    began: dict[int, list[float]] = {}
-    for attempt in attempts:
-        restarts = _restarts(submission, attempt)
-        if restarts is not None:
-            began.setdefault(restarts, []).append(_began(attempt))
-    if not began:
-        return Hours.of(most_seconds(submission.launcher), devices=submission.devices, gpus=submission.has_gpus)
-    last = max(began)
-    whole_s = max(0, submission.launcher.attempts - last - 1) * limit_s if again else 0.0
-    ends_at = min(began[last]) + limit_s if ends_at is None else ends_at
-    this_s = limit_s if paused else max(0.0, ends_at - time.time())
-    return Hours.of(whole_s + (this_s if running else 0.0), devices=submission.devices, gpus=submission.has_gpus)
-
-
-def _restarts(submission: Submission, attempt: Attempt) -> int | None:
-    """In which start of the submission's job an attempt began, from 0; None: in another job."""
-    supervisor = attempt.supervisor()
-    token, _, start = supervisor.job.partition(".") if supervisor else ("", "", "")
-    number = start.rpartition(".")[2]
-    return int(number) if token == submission.token and number.isdecimal() else None
-
-
-def _began(attempt: Attempt) -> float:
-    """When an attempt was claimed, Unix time, s."""
-    try:
-        return os.stat(attempt.path / "supervisor.json").st_mtime
-    except OSError:
-        return time.time()
-
-
 def seconds(attempt: Attempt) -> float:
     """How long an attempt has taken so far, s: from its description to half a beat after its last heartbeat."""
     try:
@@ -557,13 +467,3 @@ def seconds(attempt: Attempt) -> float:
         return max(0.0, os.stat(attempt.path / "heartbeat").st_mtime + HEARTBEAT_S / 2 - began)
     except OSError:
         return 0.0
-
-
-def may_hold(records: Mapping[Path, Sequence[Submission]], runs: Mapping[Path, Look]) -> bool:
-    """Whether Slurm may still have a job of runs that are done: later than its time limit after, it can't."""
-    for sweep, submissions in records.items():
-        limit_s = 60.0 * max((each.launcher.time_limit_min for each in submissions), default=0)
-        ends = (state.outcome.finished_at for _, state in runs.get(sweep, ()) if state.outcome is not None)
-        if submissions and any(STUCK_S < time.time() - end < limit_s + STUCK_S for end in ends):
-            return True
-    return False

@@ -14,13 +14,13 @@ import shutil
 import socket
 import stat
 import time
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from parallelbench.config.sites import Site, SlurmLauncher, with_new_options
-from parallelbench.errors import ConfigError, StorageError
+from parallelbench.errors import ConfigError
 from parallelbench.results import liveness
 from parallelbench.results.files import is_there, storage_errors, write_file
 
@@ -65,8 +65,6 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     """Both as of this submission; the runs' configurations keep those of the first one."""
     plugin: list[str]
     """A user's package and the folder it is in; empty: none."""
-    same_plugin: str = ""
-    """`RunConfig.same_plugin` of all its runs."""
     umask: int = 0o077
     """Umask for run folders. The job's own folder, whose files are executed, has 077."""
     submit: str = ""
@@ -295,17 +293,3 @@ def _holder(path: Path) -> str:
     except (OSError, ValueError):
         return "it has just ended"
     return f"process {pid} on {host}"
-
-
-@contextmanager
-def holding(sweeps: Iterable[Path]) -> Iterator[None]:
-    """Nobody submits these sweeps meanwhile; raises `ConfigError` while somebody does."""
-    with ExitStack() as locks:
-        for sweep in sweeps:
-            try:
-                submissions(sweep)
-            except ConfigError:
-                continue  # another user's: its runs count as unknown, and nothing of them is changed
-            with suppress(StorageError):  # on a full disk, which is a reason more to remove something
-                locks.enter_context(lock(sweep))
-        yield

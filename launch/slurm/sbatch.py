@@ -463,7 +463,6 @@ class JobGroup:
             launcher=slurm(run),
             site=run.site,
             plugin=plugin_of(run),
-            same_plugin=run.same_plugin,
             umask=record.readable_by_others(),
             submit=self.submit,
         )
@@ -482,6 +481,6 @@ def job_groups(prepared: Sequence[Prepared]) -> list[JobGroup]:
     for item in prepared:
         run = item.planned.run
         shape = shape_of(run, run.device)
-        key = (shape, run.device, msgspec.json.encode([run.launcher, run.site, plugin_of(run), run.same_plugin]))
+        key = (shape, run.device, msgspec.json.encode([run.launcher, run.site, plugin_of(run)]))
         groups.setdefault(key, JobGroup(shape, run.device, [], submit)).runs.append(item)
     return list(groups.values())

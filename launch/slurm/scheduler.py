@@ -122,8 +122,6 @@ class QueuedJob:
     starts_at: str
     """When Slurm expects it to start; empty: unknown."""
     name: str
-    ends_at: float | None = None
-    """When it ended, or will at the latest, Unix time, s; None: unknown."""
 
     @property
     def whole(self) -> str:
@@ -203,8 +201,8 @@ def tell(command: Sequence[str], *, patient: bool = False, script: str = "") -> 
 def run_to_its_end(script: str, *, job: str, folder: Path, show: Callable[[str], object]) -> int:
     """Submit a batch script and wait for the end of its job; returns its exit code.
 
-    `show` gets what the job prints, which submitit has Slurm write to a file in `folder`. The job, the only one of its name `job`, does not outlive this
-    call: where that is interrupted, e.g. by Ctrl-C, it is cancelled.
+    `show` gets what the job prints, which submitit has Slurm write to a file in `folder`. The job, the only one of its
+    name `job`, does not outlive this call: where that is interrupted, e.g. by Ctrl-C, it is cancelled.
     """
     shown = 0
     try:
@@ -308,15 +306,15 @@ def refusal(error: str) -> SubmissionError:
 
 def queue(*, patient: bool = False) -> dict[str, QueuedJob]:
     """This user's jobs in the queue, by job; array tasks one by one. One query."""
-    format_ = "%F|%K|%A|%T|%r|%S|%e|%j"
+    format_ = "%F|%K|%A|%T|%r|%S|%j"
     jobs = {}
     for line in ask(["squeue", "--me", "--array", "--noheader", f"--format={format_}"], patient=patient).splitlines():
-        if line.count("|") < 7:
+        if line.count("|") < 6:
             continue  # the user's other jobs may have a newline in their names
-        array, task, job, state, reason, starts_at, ends_at, name = line.split("|", 7)
+        array, task, job, state, reason, starts_at, name = line.split("|", 6)
         identity = f"{array}_{task}" if task != "N/A" else job
         known = starts_at if starts_at != "N/A" else ""
-        jobs[identity] = QueuedJob(identity, state, reason, known, name, unix_time(ends_at))
+        jobs[identity] = QueuedJob(identity, state, reason, known, name)
     return jobs
 
 

@@ -9,6 +9,7 @@ import re
 import shlex
 import shutil
 import threading
+import uuid
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -18,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import psutil
 
-from launch.launcher import checked, states_of
-from launch.leftovers import remove_intent, untouched
+from launch.checks import checked
 from launch.slurm import job, record, scheduler
 from launch.slurm.cluster import require_accepted
 from launch.slurm.limits import check_budget
@@ -27,9 +27,11 @@ from launch.slurm.order import in_turns, out_of_turn
 from launch.slurm.queue import track
 from launch.slurm.sbatch import check_container, job_groups, job_of_runs, shape_of, site_flags
 from launch.slurm.scheduler import NoJob, SchedulerError, SubmissionError
+from launch.states import states_of
 from parallelbench.config.dataset_check import require_memory
 from parallelbench.errors import ConfigError, StorageError, count_of
 from parallelbench.results.files import storage_errors
+from parallelbench.results.folder import FORGOTTEN, RunFolder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,8 +44,6 @@ if TYPE_CHECKING:
     from launch.slurm.sbatch import Job, JobGroup, Shape
     from launch.sweep import PlannedRun
     from parallelbench.config.run import RunConfig
-    from parallelbench.config.sites import Site
-    from parallelbench.results.folder import RunFolder
 
 
 def device_type_of(run: RunConfig) -> str:
@@ -53,7 +53,6 @@ def device_type_of(run: RunConfig) -> str:
 
 def prepare_for_site(planned: PlannedRun) -> Prepared:
     """Check a run as far as the login node can, and fix its device type."""
-    refuse_contradictions(planned.run.site, os.environ)
     site_flags(planned.run.site)  # refuses options that the suite sets
     run = msgspec.structs.replace(planned.run, device=device_type_of(planned.run))
     shape = shape_of(run, run.device)
@@ -91,7 +90,7 @@ def submit(prepared: Sequence[Prepared], options: SubmitOptions, say: Callable[[
     sweep = prepared[0].planned.run.sweep_folder
     wanted = job_groups(_to_start(prepared, options.retry, locked=False)[1])  # before the lock, which makes a folder
     check_budget(wanted, options.max_gpu_hours)
-    notes = require_accepted([(group.job, len(group.tasks())) for group in wanted])
+    notes = require_accepted([group.job for group in wanted])
     for note in [*notes, *out_of_turn(wanted)]:
         say(f"note: {note}")
     with record.lock(sweep):
@@ -264,37 +263,6 @@ def job_in(answer: str) -> str:
     return str(found[-1])
 
 
-_KEYS = {
-    "SBATCH_ACCOUNT": "account",
-    "SBATCH_PARTITION": "partition",
-    "SBATCH_QOS": "qos",
-    "SBATCH_CONSTRAINT": "constraint",
-    "SBATCH_WCKEY": "wckey",
-    "SBATCH_RESERVATION": "reservation",
-    "SBATCH_COMMENT": "sbatch.comment",
-}
-"""Variable → the key of the site that says the same."""
-_WITHOUT_KEY = ("SBATCH_CLUSTERS", "SLURM_CLUSTERS")
-"""Variables that would send jobs elsewhere, too, but have no key."""
-
-
-def refuse_contradictions(site: Site, environment: Mapping[str, str]) -> None:
-    """Raise `ConfigError` where jobs would go elsewhere, or be charged to another, than the environment says.
-
-    sbatch itself would prefer the environment to its script. But a sweep is submitted in several sessions, and all of
-    its jobs have to go to the same place; so the site decides, and the environment is not passed on.
-    """
-    for name, key in _KEYS.items():
-        of, _, option = key.partition(".")
-        asked, own = environment.get(name), (getattr(site, of) or {}).get(option) if option else getattr(site, of)
-        if asked and asked != (own if own is None else str(own)):
-            says = f"site.{key}={own}" if own is not None else f"site.{key} is not set"
-            raise ConfigError(f"{name}={asked!r} in the environment, but {says}: set site.{key}, or unset {name}")
-    for name in _WITHOUT_KEY:
-        if environment.get(name):
-            raise ConfigError(f"{name}={environment[name]!r} in the environment has no effect on these jobs: unset it")
-
-
 _WRITERS = 16
 
 
@@ -337,6 +305,39 @@ class Intents:
             self.made[folder.path.name] = (folder, former)  # before the write, which may fail half-way
         folder.write_intent(item.planned.run, item.planned.recorded)
         return True
+
+
+_INTENT = {"config.yaml", "overrides.txt"}
+"""All that a run consists of that was never begun."""
+
+
+def untouched(folder: RunFolder) -> bool:
+    """Whether a run's folder holds its intent and nothing else."""
+    try:
+        begun = set(os.listdir(folder.path)) - _INTENT
+        return not begun or (begun == {"attempts"} and not os.listdir(folder.path / "attempts"))
+    except OSError:
+        return False
+
+
+def remove_intent(folder: RunFolder) -> None:
+    """Remove a run that was never begun; a folder that something else was put into stays.
+
+    It is looked at once more under a name at which nobody begins it.
+    """
+    path = folder.path
+    aside = path.with_name(f"{FORGOTTEN}-{uuid.uuid4().hex}.tmp")
+    with suppress(OSError):
+        if path.is_symlink():
+            return
+        os.rename(path, aside)
+        if not untouched(RunFolder(aside)):
+            os.rename(aside, path)
+            return
+        if os.path.lexists(path):  # somebody who knew its configuration has begun it, so this is needed there
+            for name in sorted(_INTENT & set(os.listdir(aside)) - set(os.listdir(path))):
+                os.rename(aside / name, path / name)
+        shutil.rmtree(aside)
 
 
 @contextmanager

@@ -49,8 +49,6 @@ class Extension:
 
     conf: Path | None = None
     plugin: str | None = None
-    same_plugin: bool = False
-    """Whether the package computes the same as when earlier runs of the sweep were asked for."""
 
 
 NOTHING = Extension()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import random
 import re
 import shlex
@@ -31,7 +30,7 @@ from launch.sweep.compose import (
 )
 from launch.sweep.keys import unknown_key
 from launch.sweep.program import translated
-from parallelbench.config.build import COMPONENTS, PLUGIN_SOURCES, build, from_mapping, load_yaml
+from parallelbench.config.build import build, from_mapping
 from parallelbench.config.identity import PLACES, run_id
 from parallelbench.config.plugin import imported_sources, training_plugin
 from parallelbench.config.rule import RefusedError
@@ -40,7 +39,7 @@ from parallelbench.config.run_rules import refusals
 from parallelbench.config.structure import structure
 from parallelbench.errors import ConfigError, Refusals, choices, one_line
 from parallelbench.frameworks import FRAMEWORKS
-from parallelbench.results.folder import ASKED, find_runs
+from parallelbench.results.folder import ASKED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -65,8 +64,6 @@ class PlannedRun:
 
     run: RunConfig
     overrides: list[str]
-    tune: bool = False
-    """Whether a trial chooses the keys that no override sets."""
     asked: str = field(default="", compare=False)
     """The words that the whole sweep was asked for with, as a shell takes them, but for its repeats."""
 
@@ -123,9 +120,9 @@ def expand(overrides: Sequence[str], extension: Extension = NOTHING, *, tell: Te
 
 
 def _ordered(sweep: Sweep, composer: _Composer, points: list[Point], tell: Tell) -> list[PlannedRun]:
-    planned: dict[tuple[str, bool], PlannedRun] = {}
+    planned: dict[str, PlannedRun] = {}
     fitting = _Fitting(sweep, composer.extension.plugin)
-    sources, refused = Sources(composer.extension), Refusals()
+    refused = Refusals()
     places: dict[str, int] = {}
     for place, point in enumerate(points):
         places.setdefault(_without_repeat(point), place)
@@ -135,15 +132,14 @@ def _ordered(sweep: Sweep, composer: _Composer, points: list[Point], tell: Tell)
             with refused:
                 plain = composer.apply(point)
                 plain["repeat"] = structure(plain.get("repeat"), int, "repeat") + repeat
-                tune = structure(plain.get("tune"), bool, "tune")
                 if (run := fitting.run(plain, point)) is None:
                     continue
-                run = sources.given_to(run)
+                run = identified(run)
                 place = places[_without_repeat(point)]
                 run = msgspec.structs.replace(run, sweep_place=place, sweep_baseline=sweep.baseline)
                 _check_setup(run, composer.extension)
                 overrides = [*composer.fixed, *_as_overrides(point, plain["repeat"])]
-                same = planned.setdefault((run_id(run), tune), PlannedRun(run, overrides, tune))
+                same = planned.setdefault(run_id(run), PlannedRun(run, overrides))
                 check_place(run, same.run, next(iter(planned.values())).run)
         refused.raise_any()
     if fitting.left_out and not planned:
@@ -437,56 +433,17 @@ def _matches(point: Point, entry: Point) -> bool:
     return bool(entry) and all(key in point and point[key] == value for key, value in entry.items())
 
 
-class Sources:
-    """Gives runs the identity of the package that their classes come from; looks once into each sweep's folder."""
-
-    def __init__(self, extension: Extension) -> None:
-        self._same = extension.same_plugin
-        self._former: dict[Path, str | None] = {}
-
-    def given_to(self, run: RunConfig) -> RunConfig:
-        """The run with its `plugin_sources`; one of the suite's own classes as it is."""
-        package = training_plugin(run)
-        if package is None:
-            return msgspec.structs.replace(run, strategy=run.strategy.identified())
-        now, sweep = imported_sources(package), run.sweep_folder
-        if self._same and sweep not in self._former:
-            self._former[sweep] = recorded(sweep, package)
-        former = self._former.get(sweep)
-        if former is None or former == now:
-            return msgspec.structs.replace(run, plugin_sources=now, same_plugin="")
-        return msgspec.structs.replace(run, plugin_sources=former, same_plugin=now)
-
-
-def recorded(sweep: Path, package: str) -> str | None:
-    """The sources that the latest run of a package in a sweep is of; empty: an older release's, None: no such run."""
-    configs = [folder.path / "config.yaml" for folder in find_runs(sweep)]
-    for path in sorted(filter(os.path.exists, configs), key=os.path.getmtime, reverse=True):
-        nodes = [node for node in _components(path) if _is_of(node, package)]
-        if nodes:
-            return str(nodes[0].get(PLUGIN_SOURCES, ""))
-    return None
-
-
-def _is_of(node: dict[str, Any], package: str) -> bool:
-    """Whether a component's class is the package's, or the suite's with a class of the package among its options."""
-    target, sources = str(node.get("_target_")), str(node.get(PLUGIN_SOURCES, ""))
-    return target.startswith(f"{package}.") or sources.startswith(f"{package}@")
-
-
-def _components(path: Path) -> list[dict[str, Any]]:
-    """The components that a run's configuration names; none where it can't be read."""
-    try:
-        plain = load_yaml(path.read_bytes())
-    except (OSError, ValueError):
-        return []
-    nodes = [plain.get(key) for key in COMPONENTS] if isinstance(plain, dict) else []
-    return [node for node in nodes if isinstance(node, dict)]
+def identified(run: RunConfig) -> RunConfig:
+    """The run with the identity of its own code: the sources of a plugin, or of a program."""
+    package = training_plugin(run)
+    if package is None:
+        return msgspec.structs.replace(run, strategy=run.strategy.identified())
+    return msgspec.structs.replace(run, plugin_sources=imported_sources(package))
 
 
 _IN_NAME = ("data", "model", "strategy", "devices", "repeat")
 """Parts of a run's name."""
-_NOT_IDENTITY = ("results", "launcher", "site", "sweep", "tune")
+_NOT_IDENTITY = ("results", "launcher", "site", "sweep")
 """Keys that are no part of an experiment: the same run may be requested with other values."""
 
 
@@ -494,7 +451,7 @@ def varying(runs: Sequence[Sequence[str]], *, besides: Collection[str] = ()) -> 
     """For each run, in one line, its overrides whose keys differ between runs; without the keys in `besides`."""
     counts = Counter(override for overrides in runs for override in set(overrides))
     keys = {override.partition("=")[0] for override, count in counts.items() if count < len(runs)}
-    keys = {key for key in keys if not key.startswith("#")}  # why a strategy was chosen
+    keys = {key for key in keys if not key.startswith("#")}  # what the sweep was asked for with
     keys = {key for key in keys if key not in (*_IN_NAME, *besides) and key.partition(".")[0] not in _NOT_IDENTITY}
     # Quotes are for Hydra. Many runs share an override, so each is formatted once.
     shown = {override: override.replace('"', "") for override in counts if override.partition("=")[0] in keys}

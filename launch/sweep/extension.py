@@ -20,10 +20,8 @@ _OURS = ("parallelbench", "launch", "analysis", "conf")
 """The suite's own packages."""
 
 
-def extension(conf: str | None, plugin: str | None, *, same_plugin: bool = False) -> Extension:
+def extension(conf: str | None, plugin: str | None) -> Extension:
     """Check what `--conf` and `--plugin` name; a package that is named by its path becomes importable."""
-    if same_plugin and not plugin:
-        raise ConfigError("--same-plugin says that a package has not changed: name it with --plugin PACKAGE")
     folder = Path(conf).expanduser().absolute() if conf else None
     if folder is not None and not folder.is_dir():
         raise ConfigError(f"--conf {conf} is no folder: name one that holds, e.g., strategy/mine.yaml")
@@ -35,7 +33,7 @@ def extension(conf: str | None, plugin: str | None, *, same_plugin: bool = False
             )
         _require_own_names(folder, conf)
         _require_readable(folder)
-    return Extension(folder, _package(plugin) if plugin else None, same_plugin)
+    return Extension(folder, _package(plugin) if plugin else None)
 
 
 def _require_own_names(folder: Path, conf: str | None) -> None:

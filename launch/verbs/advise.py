@@ -1,4 +1,4 @@
-"""The verb `advise`: which strategy, on how many devices, and what to measure next; `--loop` measures it."""
+"""The verb `advise`: which strategy, on how many devices, and what to measure next."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from rich.text import Text
 from launch.launcher import launcher_of
 from launch.sweep import expand
 from launch.sweep.compose import parse, usable_choices, values_of
-from launch.sweep.extension import extension as extension_of
 from launch.verbs.console import console, listing, say
 from parallelbench.config.plugin import package_path
 from parallelbench.config.structure import Count, structure
@@ -272,28 +271,22 @@ def advise(
     *,
     objective: Objective,
     budget_h: float | None,
-    rounds: int | None,
     check: str | None,
     known: Sequence[str],
     whole: bool,
     as_json: bool,
 ) -> int:
     """Print what to do, how sure that is, and what to measure next; with `whole` every layout too, and why others can't
-    be. `check`: errors of predictions instead; `rounds`: after so many rounds of measuring.
+    be. `check`: errors of predictions instead.
     """
     from analysis.advisor.advice import ranked, sentence
     from launch.verbs import advice_errors
 
     if check is not None:
-        for option, value in {"--budget": budget_h, "--loop": rounds}.items():
-            if value is not None:
-                raise ConfigError(f"{option} proposes runs, and --check judges predictions: leave one of them out")
+        if budget_h is not None:
+            raise ConfigError("--budget proposes runs, and --check judges predictions: leave one of them out")
         return advice_errors.advise(overrides, extension, check=check, known=known, as_json=as_json)
     question = asked(overrides, extension)
-    if rounds is not None:
-        if as_json:
-            raise ConfigError("--json answers once, and --loop several times: ask with --json after the loop")
-        known, budget_h = loop(question, objective, rounds=rounds, known=known, budget_h=budget_h), None
     answer = answered(question, known)
     if objective == "energy" and not any(row.power_w is not None for row in answer.rows):
         raise ConfigError(
@@ -649,7 +642,7 @@ def proposal_of(
 
     if question.gpt is not None:
         raise ConfigError(
-            "model=gpt is predicted by formula, so no runs can be proposed: leave out --budget and --loop, or choose "
+            "model=gpt is predicted by formula, so no runs can be proposed: leave out --budget, or choose "
             "model=gpt_tiny, whose layers are counted"
         )
     run = question.bases[0]
@@ -706,87 +699,3 @@ def _most_devices(run: RunConfig) -> int | None:
 
     machine = this_machine()
     return len(machine.gpus) or max(1, machine.usable_cores // run.cores_per_device)
-
-
-DEFAULT_BUDGET_H = 1.0
-"""Device-hours of all rounds together, where no budget is given."""
-
-
-def loop(
-    question: Question, wanted: Objective, *, rounds: int, known: Sequence[str], budget_h: float | None
-) -> list[str]:
-    """Print of each round what was said of its runs and what they took; returns what is known then."""
-    from analysis.advisor.advice import ranked
-
-    if wanted == "memory":
-        raise ConfigError("--loop measures times: choose --objective time, gpu_hours or energy")
-    if not launcher_of(question.bases[0]).trains_here:
-        raise ConfigError(
-            f"--loop waits for its runs, and launcher={question.bases[0].launcher.name} queues them: submit what "
-            "--budget proposes, and ask again with --from RESULTS"
-        )
-    folder, given = Path(question.bases[0].results).expanduser() / "next_runs", list(known)
-    left_h = DEFAULT_BUDGET_H if budget_h is None else budget_h
-    rows = ranked(answered(question, given).rows, wanted)
-    for number in range(1, rounds + 1):
-        spent_h = _measured_round(question, rows, wanted, left_h, number=number)
-        if spent_h is None:
-            break
-        left_h -= spent_h
-        given = list(dict.fromkeys([*known, str(folder)]))
-        before, rows = rows, ranked(answered(question, given).rows, wanted)
-        console().print(listing(("measured", "said", "took", "error"), list(errors(before, rows))), crop=False)
-    return given
-
-
-def _measured_round(
-    question: Question, rows: Sequence[Row], wanted: Objective, left_h: float, *, number: int
-) -> float | None:
-    """Device-hours that a round's runs were to take; None where nothing was, or need be, measured."""
-    from launch.verbs.run import submit
-
-    if is_known(rows, wanted):
-        say(f"round {number}: the best is known, nothing more is measured")
-        return None
-    try:
-        proposal = proposal_of(question, rows, wanted, left_h)
-    except ConfigError as error:
-        if number == 1:
-            raise
-        say(f"round {number}: the budget is spent ({error})")
-        return None
-    if proposal["file"] is None:
-        say(f"round {number}: nothing is left to measure here")
-        return None
-    configurations = count_of(len(proposal["runs"]), "configuration")
-    say(f"round {number}: {configurations}, {proposal['device_hours']:.3g} device-hours")
-    conf = Path(proposal["file"]).parents[1]
-    own = extension_of(str(conf), question.extension.plugin)
-    if submit(["sweep=next_runs", *question.overrides], own, retry=None, max_gpu_hours=None, then=None):
-        raise ConfigError(
-            f"round {number}: a run failed; `parallelbench status {shlex.quote(question.bases[0].results)}` says why"
-        )
-    return float(proposal["device_hours"])
-
-
-def errors(before: Sequence[Row], after: Sequence[Row]) -> Iterator[tuple[str, ...]]:
-    """Of the rows that are measured now and were predicted before: what was said, what it took, and the error."""
-    said = {_layout(row): row for row in before if not row.measured}
-    for row in after:
-        if row.measured and (old := said.get(_layout(row))) is not None:
-            error = f"{100 * (old.step_s / row.step_s - 1):+.1f} %"
-            yield _layout(row), f"{old.step_s:.3g} s", f"{row.step_s:.3g} s", error
-
-
-def _layout(row: Row) -> str:
-    return " ".join([f"{row.strategy} × {row.devices}", *row.options])
-
-
-def is_known(rows: Sequence[Row], objective: Objective) -> bool:
-    """Whether the best was measured, and no other may be better: intervals hold 90 %, so each end errs in 5 %."""
-    usable = [row for row in rows if row.usable]
-    if not usable or not usable[0].measured:
-        return False
-    first, *others = usable
-    worst = first.cost_ends(objective)[1]
-    return all(row.cost_ends(objective)[0] > worst for row in others)

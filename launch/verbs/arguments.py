@@ -13,7 +13,7 @@ class Verb:
     """What one verb does, and what it takes.
 
     `function` is the `module:function` of what does it, below `launch`: with one keyword for each argument, and
-    `extension` in the place of --conf, --plugin and --same-plugin.
+    `extension` in the place of --conf and --plugin.
     """
 
     def __init__(self, function: str, text: str, *arguments: Argument, epilog: str = "") -> None:
@@ -96,12 +96,10 @@ seen it.
 
 _CONF = _value("--conf", "DIR", "a folder of your own YAML files, laid out like conf/")
 _JSON = _flag("--json", "print one JSON object (docs/json.md)", dest="as_json")
-_SAME = "your package has changed, but no number has: its runs stay those of the sources that were used last"
-_ASKING = (_overrides(), _CONF, _plugin(), _flag("--same-plugin", _SAME))
+_ASKING = (_overrides(), _CONF, _plugin())
 """Of verbs that ask for runs."""
 _FOLDER = _value("folder", "DIR", "a results folder, a sweep's folder, or a run's")
 _UNFINISHED = _plugin("your own package; needed if some of its runs are not finished")
-_LAUNCHED_BY = _plugin("your own package, whose launcher the runs were submitted with")
 
 
 def _asks(function: str, text: str, *more: Argument) -> Verb:
@@ -115,10 +113,6 @@ VERBS = {
         "print the resolved configuration, its run id, and all choices",
     ),
     "plan": _asks("verbs.plan:plan", "print every run of a sweep with its resources and state; writes nothing", _JSON),
-    "tune": _asks(
-        "verbs.run:tune",
-        "find the fastest settings here in a short trial, for a sweep that is submitted with tune=true",
-    ),
     "submit": _asks(
         "verbs.run:submit",
         "train the missing runs of a sweep: sweep=NAME, or lists such as devices=1,2",
@@ -140,13 +134,13 @@ VERBS = {
         ),
     ),
     "prepare": Verb(
-        "verbs.run:prepare_data", "download and convert a data set once: data=NAME", *_ASKING[:-1], epilog=_EPILOG
+        "verbs.run:prepare_data", "download and convert a data set once: data=NAME", *_ASKING, epilog=_EPILOG
     ),
     "status": Verb(
         "verbs.status:status",
         "print the state of every run below a folder",
         _FOLDER,
-        _LAUNCHED_BY,
+        _UNFINISHED,
         _JSON,
         _flag("--watch", "until all runs have ended; exit with 1 if runs failed"),
         _flag("--all", "list every run, also those that are ok, queued or missing", dest="every"),
@@ -194,7 +188,6 @@ VERBS = {
         "verbs.status:logs",
         "print the output of a run's latest attempt and its job",
         _FOLDER,
-        _LAUNCHED_BY,
         _flag("--follow", "go on printing until the run has ended"),
     ),
     "compare": Verb(
@@ -235,20 +228,11 @@ VERBS = {
         "verbs.status:cancel",
         "end the queued and running jobs of sweeps, or of single runs",
         _value("folders", "DIR", "results folders, sweeps' folders, or runs'", nargs="+"),
-        _LAUNCHED_BY,
     ),
     "forget": Verb(
         "verbs.status:forget",
         "move runs out of their sweep, into its folder .forgotten: submitting measures them anew",
         _value("folders", "RUN", "folders of runs that have ended", nargs="+"),
-        _LAUNCHED_BY,
-    ),
-    "prune": Verb(
-        "verbs.prune:prune",
-        "list what nothing needs any more: runs that nobody queued, and what dead attempts left; --yes removes it",
-        _FOLDER,
-        _flag("--yes", "remove what is listed"),
-        _LAUNCHED_BY,
     ),
     "bundle": Verb(
         "verbs.bundle:bundle",
@@ -310,13 +294,6 @@ VERBS = {
             type=_positive("device-hours above 0, e.g. 20h"),
         ),
         _value(
-            "--loop",
-            "N",
-            "propose runs, train them and fit anew, at most N times",
-            dest="rounds",
-            type=_positive("a whole number above 0, e.g. 64", int),
-        ),
-        _value(
             "--check", "PATH", "print the errors on a folder of runs, or a CSV in vTrain's or llm-foundry's columns"
         ),
         _value(
@@ -348,14 +325,6 @@ VERBS = {
         _overrides("site=NAME nodes=N …"),
         _CONF,
         _JSON,
-        _plugin(),
-        _flag("--bandwidth", "measure all-reduces between the cluster's nodes (a short Slurm job)"),
-    ),
-    "completion": Verb(
-        "verbs.completion:complete",
-        "print the script that completes verbs, options, choices and keys in your shell",
-        Argument("shell", choices=("bash", "zsh", "fish"), help='for bash: eval "$(parallelbench completion bash)"'),
-        _value("--words", "WORD", "what the script asks with at each TAB", nargs=argparse.REMAINDER),
     ),
 }
 

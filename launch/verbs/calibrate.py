@@ -7,7 +7,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launch.launcher import check_writable, launcher_of, prepare_all
+from launch.checks import check_writable, prepare_all
+from launch.launcher import launcher_of
 from launch.sweep import one_run
 from launch.sweep.compose import parse
 from launch.verbs.console import console, listing, say

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from analysis.comparison.history import History, Outcome
     from analysis.comparison.ratio import Ratio
     from analysis.comparison.sides import Compared, Comparison
-    from launch.launcher import SweepStatus
+    from launch.states import SweepStatus
     from parallelbench.config.run import RunConfig
 
 

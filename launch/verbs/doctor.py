@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import psutil
 from rich.table import Table
 
-from launch.launcher import all_launchers
+from launch.slurm import launcher as slurm
 from launch.sweep import one_run
 from launch.sweep.compose import NOTHING, group_choices
 from launch.verbs.console import console, print_json
@@ -21,29 +21,24 @@ from parallelbench.measure.environment import output_of, version
 from parallelbench.world.machine import cpu_name, gpu_caveats, problems, this_machine
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from launch.sweep.compose import Extension
     from parallelbench.config.run import RunConfig
     from parallelbench.world.machine import Machine
 
 
-def doctor(overrides: Sequence[str], extension: Extension, *, bandwidth: bool, as_json: bool) -> int:
-    """Print what this machine and its cluster have; `bandwidth`: print how fast the cluster's nodes exchange data."""
-    launchers = all_launchers(extension.plugin)
-    measured: Iterable[Iterable[tuple[str, str]]] = [findings(overrides, extension)]
-    if bandwidth:
-        measured = (launcher.bandwidth(overrides, extension) for launcher in launchers)
+def doctor(overrides: Sequence[str], extension: Extension, *, as_json: bool) -> int:
+    """Print what this machine and its cluster have."""
+    rows = findings(overrides, extension)
     if as_json:
-        findings_of = [{"what": what, "finding": finding} for rows in measured for what, finding in rows]
-        print_json("doctor", findings=findings_of)
+        print_json("doctor", findings=[{"what": what, "finding": finding} for what, finding in rows])
         return 0
     table = Table(box=None, show_header=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    for rows in measured:
-        for name, text in rows:
-            table.add_row(name, text)
+    for name, text in rows:
+        table.add_row(name, text)
     console().print(table)
     return 0
 
@@ -73,9 +68,9 @@ def findings(overrides: Sequence[str] = (), extension: Extension = NOTHING) -> I
     yield "memory", _memory()
     yield from _gpus(machine)
     yield "devices", _devices(machine)
-    for launcher in all_launchers(extension.plugin):
-        yield from launcher.findings()
-        yield from launcher.site_findings(overrides, extension) if overrides else ()
+    yield from slurm.findings()
+    if overrides:
+        yield from slurm.site_findings(overrides, extension)
     yield from _folders(run)
     yield "Python", f"{platform.python_version()} on {platform.platform()}"
     yield "packages", ", ".join(f"{name} {version(name) or _MISSING}" for name in _PACKAGES)

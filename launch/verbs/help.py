@@ -16,7 +16,7 @@ from launch.sweep.compose import group_choices, usable_choices
 from launch.sweep.keys import unknown_key
 from parallelbench.config.build import component_class, load_yaml
 from parallelbench.config.run import Measure, Settings, Sweep
-from parallelbench.config.sites import Site, SuiteLauncher, shipped
+from parallelbench.config.sites import AnyLauncher, Site, shipped
 from parallelbench.config.structure import in_words, listed, structs_in
 from parallelbench.errors import ConfigError, choices
 from parallelbench.frameworks.program import Program
@@ -103,9 +103,7 @@ def _class_of(group: str, content: Mapping[str, Any], plugin: str | None) -> typ
     if "_target_" in content:
         return component_class(str(content["_target_"]), group, plugin)
     if group == "launcher":
-        return next(
-            (cls for cls in structs_in(SuiteLauncher) if cls.__struct_config__.tag == content.get("name")), None
-        )
+        return next((cls for cls in structs_in(AnyLauncher) if cls.__struct_config__.tag == content.get("name")), None)
     return _NODES.get(group)
 
 

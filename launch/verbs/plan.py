@@ -13,12 +13,14 @@ import msgspec
 from rich.console import Console
 from rich.markup import escape
 
-from launch.launcher import check_results, launcher_of, prepare_each, states_of
-from launch.sweep import one_run
+from launch.checks import check_results, prepare_each
+from launch.launcher import launcher_of
+from launch.states import states_of
+from launch.sweep import expand, one_run
 from launch.sweep.compose import group_choices
 from launch.sweep.expansion import varying
 from launch.verbs.console import WIDTH, console, listing, plan_row, print_json, say
-from launch.verbs.run import notes_on_sources, planned_runs
+from launch.verbs.run import notes_on_sources
 from parallelbench.config.build import whole_mapping
 from parallelbench.config.identity import run_id, slug
 from parallelbench.errors import ConfigError, count_of, duration
@@ -41,7 +43,7 @@ def show(overrides: Sequence[str], extension: Extension) -> int:
     """The resolved configuration of one run, its id, the choices of each group, and what `run` would refuse."""
     import yaml
 
-    (planned,) = _as_tuned([one_run(overrides, extension, instead="use `parallelbench plan`")], console())
+    planned = one_run(overrides, extension, instead="use `parallelbench plan`")
     run = _on_its_device(planned)
     print(yaml.safe_dump(whole_mapping(run), sort_keys=False), end="")
     print(f"\nrun id      {run_id(run)}")
@@ -64,8 +66,8 @@ def plan(overrides: Sequence[str], extension: Extension, *, as_json: bool) -> in
     told = io.StringIO()
     shown = Console(file=told, width=WIDTH) if as_json else console()
     tell = partial(shown.print, highlight=False, markup=False, soft_wrap=True)
-    runs = _as_tuned(planned_runs(overrides, extension, tell=tell), shown)
-    for line in notes_on_sources(runs, extension):
+    runs = expand(overrides, extension, tell=tell)
+    for line in notes_on_sources(runs):
         tell(line)
     launcher = launcher_of(runs[0].run)
     checked = prepare_each(runs, launcher.prepare)
@@ -157,20 +159,6 @@ def _told(checked: Sequence[Prepared | ConfigError]) -> dict[str, tuple[int, str
 def _on_its_device(planned: PlannedRun) -> RunConfig:
     """The run with the device that it will have, also where it is refused."""
     return msgspec.structs.replace(planned.run, device=launcher_of(planned.run).device_type(planned.run))
-
-
-def _as_tuned(plan: list[PlannedRun], shown: Console) -> list[PlannedRun]:
-    """The plan with the settings that are chosen already; prints for how many runs none are."""
-    tell = partial(shown.print, highlight=False, markup=False, soft_wrap=True)
-    if not any(planned.tune for planned in plan):
-        return plan
-    from launch.tuning import tuned, untried
-
-    if waiting := untried(plan):
-        here = launcher_of(plan[0].run).trains_here
-        who = "a trial at submission" if here else "`parallelbench tune` on the cluster"
-        tell(f"tune=true: {who} must choose settings for {waiting} of these runs, which are shown without them")
-    return tuned(plan, None, tell)
 
 
 def _describe(state: State) -> str:

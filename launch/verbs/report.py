@@ -39,11 +39,12 @@ def report(
     """
     from analysis import format_exclusions, load, summary_table
     from analysis.claims.figures import is_reproduction
-    from analysis.comparison.baseline import refused, stand_ins_in_words
+    from analysis.comparison.baseline import refusals
     from analysis.comparison.campaign import campaign, require_baseline
-    from analysis.comparison.configurations import unreached
+    from analysis.comparison.notes import write
+    from analysis.comparison.summary import unreached
     from analysis.metrics.runs import require_accuracy
-    from analysis.report.answers import findings, next_steps
+    from analysis.report.answers import headline
     from analysis.report.claims import at_a_glance, judged
     from analysis.report.page import write_report_of
 
@@ -77,13 +78,13 @@ def report(
         return _paper(runs, figure, panel=panel, width_mm=width, out=out)
     page = write_report_of(runs, out)
     claimed = [at_a_glance(judged(runs))] if is_reproduction(runs) else []
-    for line in filter(None, (*stand_ins_in_words(runs), *findings(runs), *claimed)):
+    *found, next_step = headline(runs, with_refused=False)
+    for line in filter(None, (*found, *claimed)):
         console().print(line, markup=False, highlight=False)
     console().print()
     console().print(summary_table(runs))
-    _remark([*unreached(runs), *refused(runs), *format_exclusions(runs)])
-    for line in next_steps(runs):
-        console().print(line, markup=False, highlight=False, soft_wrap=True)
+    _remark([*write([*unreached(runs), *refusals(runs)]), *format_exclusions(runs)])
+    console().print(next_step, markup=False, highlight=False, soft_wrap=True)
     print(page)
     return 0
 

@@ -1,4 +1,4 @@
-"""The verbs that start work: `run`, `submit`, `tune` and `prepare`; `strategy=auto`; changed sources of a plugin."""
+"""The verbs that start work: `run`, `submit` and `prepare`; changed sources of a plugin."""
 
 from __future__ import annotations
 
@@ -9,48 +9,47 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import msgspec
 import psutil
 
 from launch.attempt.processes import before_the_program, environment
-from launch.launcher import SubmitOptions, glance, launcher_of, prepare_all, states_below
+from launch.checks import prepare_all
+from launch.launcher import SubmitOptions, launcher_of
+from launch.slurm.errands import queue_report
+from launch.states import glance, states_below
 from launch.sweep import expand, one_run
-from launch.sweep.expansion import recorded
 from launch.verbs.console import console, say
 from launch.verbs.report import report
 from launch.verbs.status import disturbed_below, require_ended
-from parallelbench.config.build import to_mapping
+from parallelbench.config.build import COMPONENTS, PLUGIN_SOURCES, load_yaml, to_mapping
 from parallelbench.config.identity import canonical_json
-from parallelbench.config.plugin import plugin_of, training_plugin
+from parallelbench.config.plugin import plugin_of
 from parallelbench.errors import ConfigError, choices, count_of, one_line
 from parallelbench.processes import unread_output
 from parallelbench.results.attempt import DISTURBED, OUTCOMES, PUBLISHED
-from parallelbench.results.folder import FORGOTTEN, RunFolder
+from parallelbench.results.folder import FORGOTTEN, RunFolder, find_runs
 from parallelbench.training.checks import own_parts
 from parallelbench.training.checks.own_parts import is_own
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from launch.launcher import Prepared
     from launch.sweep import PlannedRun
     from launch.sweep.compose import Extension
-    from launch.verbs.advise import Question
     from parallelbench.config.run import RunConfig
 
 
 def run(overrides: Sequence[str], extension: Extension) -> int:
     """Train one run on this machine, also if it failed before. The last line printed is the run folder."""
-    planned = planned_run(overrides, extension)
-    _tell_of_sources([planned], extension)
+    planned = one_run(overrides, extension)
+    _tell_of_sources([planned])
     launcher = launcher_of(planned.run)
     if not launcher.trains_here:
         raise ConfigError(f"launcher={launcher.name} queues jobs, but `run` trains here: use `parallelbench submit`")
-    prepared, again = _prepared(_tuned([planned])), frozenset(OUTCOMES) - {*PUBLISHED}
+    prepared, again = _prepared([planned]), frozenset(OUTCOMES) - {*PUBLISHED}
     _check_own_parts(prepared, again)
     folder = prepared[0].folder
     if (state := folder.state()).state == "done":
@@ -82,11 +81,9 @@ def submit(
 
 
 def _submit(overrides: Sequence[str], extension: Extension, options: SubmitOptions, *, then: str | None) -> int:
-    plan = _tuned(planned_runs(overrides, extension, tell=say))
+    plan = expand(overrides, extension, tell=say)
     launcher = launcher_of(plan[0].run)
-    _tell_of_sources(plan, extension)
-    if then and not (launcher.trains_here or launcher.reports_afterwards):
-        raise ConfigError(f"launcher={launcher.name} queues no report: leave out --then, and report once all is over")
+    _tell_of_sources(plan)
     prepared = _prepared(plan)
     _check_own_parts(prepared, options.retry)
     folders = [item.folder for item in prepared] if options.retry & {*PUBLISHED, DISTURBED} else []
@@ -99,7 +96,7 @@ def _submit(overrides: Sequence[str], extension: Extension, options: SubmitOptio
         report(str(prepared[0].folder.path.parent), extension, out=None, target=None)
         return code
     if then and not launcher.trains_here:
-        launcher.queue_report(prepared, console())
+        say(queue_report(prepared[0].planned.run))
     if launcher.trains_here and code in (0, 1):
         _tell_of_disturbed(prepared[0].folder.path.parent, extension, again=DISTURBED in options.retry)
     say(_next_command(prepared, code))
@@ -210,12 +207,12 @@ def _disturbed(folders: Sequence[RunFolder], extension: Extension) -> list[RunFo
     gone = excluded(load(folders[0].path.parent, plugin=extension.plugin))
     run_ids = set(gone.filter(gone["exclusion"] == DISTURBED)["run_id"])
     found = [folder for folder in folders if (manifest := folder.manifest()) and manifest["run_id"] in run_ids]
-    require_ended(found, extension)
+    require_ended(found)
     return found
 
 
-def _tell_of_sources(plan: Sequence[PlannedRun], extension: Extension) -> None:
-    for line in notes_on_sources(plan, extension):
+def _tell_of_sources(plan: Sequence[PlannedRun]) -> None:
+    for line in notes_on_sources(plan):
         say(line)
 
 
@@ -229,18 +226,6 @@ def _next_command(prepared: Sequence[Prepared], code: int) -> str:
     return line if failed is None else f"{line}, or parallelbench logs {shlex.quote(str(failed.path))}"
 
 
-def tune(overrides: Sequence[str], extension: Extension) -> int:
-    """Try settings here, and keep the fastest for `submit … tune=true` of the same sweep; does no runs."""
-    from launch.tuning import try_out_here, tuned
-
-    plan = [replace(planned, tune=True) for planned in expand(overrides, extension)]
-    _prepared(plan)
-    tuned(plan, try_out_here, say, again=True)
-    runs = count_of(len(plan), "run")
-    say(f"`parallelbench submit` with the same overrides and tune=true uses these settings for {runs}")
-    return 0
-
-
 def prepare_data(overrides: Sequence[str], extension: Extension) -> int:
     """Download and convert a data set once."""
     from parallelbench.data.prepare import prepare
@@ -248,18 +233,6 @@ def prepare_data(overrides: Sequence[str], extension: Extension) -> int:
     planned = one_run(overrides, extension, instead="prepare one data set at a time").run
     prepare(planned.data, planned.site.data_folder, progress=lambda text: console().print(text, highlight=False))
     return 0
-
-
-def _tuned(plan: list[PlannedRun]) -> list[PlannedRun]:
-    """The plan with the settings that a trial chooses, where the plan asks for one."""
-    if not any(planned.tune for planned in plan):
-        return plan
-    from launch.tuning import known, try_out_here, tuned
-
-    if not launcher_of(plan[0].run).trains_here:
-        return known(plan)
-    _prepared(plan)  # nothing is tried for runs that are refused
-    return tuned(plan, try_out_here, say)
 
 
 def _prepared(plan: Sequence[PlannedRun]) -> list[Prepared]:
@@ -276,96 +249,32 @@ def _outcomes(text: str | None) -> frozenset[str]:
     return frozenset(names)
 
 
-AUTO = "strategy=auto"
-
-
-def planned_runs(
-    overrides: Sequence[str], extension: Extension, *, tell: Callable[[str], object] = str
-) -> list[PlannedRun]:
-    """All runs of a sweep, with the strategies that the advisor chooses under `strategy=auto`.
-
-    `tell` is called with a line for each configuration that is left out.
-    """
-    return _chosen(overrides, extension) if AUTO in overrides else expand(overrides, extension, tell=tell)
-
-
-def planned_run(overrides: Sequence[str], extension: Extension) -> PlannedRun:
-    """The single run that the overrides describe, likewise."""
-    if AUTO not in overrides:
-        return one_run(overrides, extension)
-    plan = _chosen(overrides, extension)
-    if len(plan) != 1:
-        raise ConfigError(f"these overrides ask for {len(plan)} runs: use `parallelbench submit`, or choose one value")
-    return plan[0]
-
-
-def asked_of(overrides: Sequence[str], extension: Extension) -> Question:
-    """What the advisor is asked in place of `strategy=auto`."""
-    from launch.verbs.advise import asked
-
-    question = asked([text for text in overrides if text != AUTO], extension)
-    if question.gpt is not None:
-        raise ConfigError(
-            "strategy=auto can't choose for model=gpt, which is predicted by formula: name a strategy, or choose "
-            "model=gpt_tiny, whose layers are counted"
-        )
-    return replace(question, devices=question.devices or [question.bases[0].devices])
-
-
-def _chosen(overrides: Sequence[str], extension: Extension) -> list[PlannedRun]:
-    """The fastest layout that fits, on each number of devices; the reason goes into the intent."""
-    from analysis.advisor.advice import chosen, sentence
-    from launch.verbs.advise import answered
-
-    question = asked_of(overrides, extension)
-    answer = answered(question)
-    plan: list[PlannedRun] = []
-    for count in question.devices or ():
-        of_count = [row for row in answer.rows if row.devices == count]
-        others = [each for each in answer.impossible if each.devices == count]
-        choice, text = chosen(of_count, "time"), sentence(of_count, "time", others)
-        if choice is None:
-            raise ConfigError(f"{AUTO} finds no strategy on devices={count}: {text}")
-        placed = [] if "nodes" in question.given or question.bases[0].site.name == "default" else [choice.nodes]
-        nodes = [f"nodes={each}" for each in placed]
-        what = [f"devices={count}", f"strategy={choice.strategy}", *choice.options, *nodes]
-        runs = expand([*question.overrides, *what], extension)
-        plan += [replace(run, overrides=[*run.overrides, f"# {AUTO}: {text}"]) for run in runs]
-    return plan
-
-
-def notes_on_sources(plan: Sequence[PlannedRun], extension: Extension) -> Iterator[str]:
-    """What to tell where the sweep holds runs made with other versions of the plugin's code: which version counts."""
-    own: dict[Path, list[RunConfig]] = {}
-    for planned in plan:
-        if training_plugin(planned.run) is not None:
-            own.setdefault(planned.run.sweep_folder, []).append(planned.run)
-    for sweep, runs in own.items():
-        yield from _of_sweep(sweep, runs, same=extension.same_plugin)
-
-
-def _of_sweep(sweep: Path, runs: Sequence[RunConfig], *, same: bool) -> Iterator[str]:
-    first = runs[0]
-    former, now = first.plugin_sources or _UNRECORDED, first.same_plugin
-    if now:
-        count = "counts as one" if len(runs) == 1 else "count as those"
-        yield f"--same-plugin: {count_of(len(runs), 'run')} {count} of {former}, though the sources are {now} now"
-    elif same:
-        yield f"--same-plugin changes nothing: the latest runs in {sweep} are of the same sources, or there are none"
-    elif missing := [run for run in runs if not RunFolder.of(run).path.exists()]:
-        package = str(training_plugin(first))
-        other = recorded(sweep, package)
-        if new := sum(other not in (None, former) and _is_worth_keeping(run, other or "") for run in missing):
+def notes_on_sources(plan: Sequence[PlannedRun]) -> Iterator[str]:
+    """A line for each sweep that holds runs of other versions of the plugin's code: why its runs are missing."""
+    missing: dict[Path, list[RunConfig]] = {}
+    for run in (planned.run for planned in plan):
+        if run.plugin_sources and not RunFolder.of(run).path.exists():
+            missing.setdefault(run.sweep_folder, []).append(run)
+    for sweep, runs in missing.items():
+        now = runs[0].plugin_sources
+        package = now.partition("@")[0]
+        former = _former_sources(sweep, package)
+        if former and former != now:
             yield (
-                f"{count_of(new, 'run')} {'is' if new == 1 else 'are'} new, since {package} has changed: it is "
-                f"{former} now, and earlier runs in {sweep} are of {other or _UNRECORDED} (--same-plugin goes "
-                "on with those, if no number has changed)"
+                f"{count_of(len(runs), 'run')} {'is' if len(runs) == 1 else 'are'} new, since {package} has changed: "
+                f"it is {now} now, and earlier runs in {sweep} are of {former}"
             )
 
 
-def _is_worth_keeping(run: RunConfig, sources: str) -> bool:
-    """Whether there is such a run of these sources, with a result or on the way to one."""
-    return glance(RunFolder.of(msgspec.structs.replace(run, plugin_sources=sources))).label not in ("missing", "error")
-
-
-_UNRECORDED = "sources that were not recorded"
+def _former_sources(sweep: Path, package: str) -> str:
+    """The sources that the latest run of a package in a sweep is of; empty: there is no such run."""
+    latest, found = 0.0, ""
+    for folder in find_runs(sweep):
+        with suppress(OSError, ValueError, AttributeError):  # a configuration that can't be read
+            path = folder.path / "config.yaml"
+            plain, written_at = load_yaml(path.read_bytes()), path.stat().st_mtime
+            nodes = (plain.get(key) for key in COMPONENTS)
+            own = [str(node[PLUGIN_SOURCES]) for node in nodes if isinstance(node, dict) and PLUGIN_SOURCES in node]
+            if written_at > latest and own and own[0].startswith(f"{package}@"):
+                latest, found = written_at, own[0]
+    return found

@@ -15,7 +15,8 @@ from rich.live import Live
 from rich.markup import escape
 from rich.text import Text
 
-from launch.launcher import RunStatus, SweepStatus, all_launchers, glance, states_below
+from launch.slurm import launcher as slurm
+from launch.states import RunStatus, SweepStatus, glance, states_below
 from launch.sweep.expansion import overrides_of, varying
 from launch.verbs.console import console, existing, listing, print_status, say
 from parallelbench.errors import ConfigError, count_of, duration
@@ -32,7 +33,7 @@ from parallelbench.results.journal import read_entries
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
-    from launch.launcher import Launcher, Look
+    from launch.states import Look
     from launch.sweep.compose import Extension
     from parallelbench.results.folder import State
 
@@ -41,11 +42,11 @@ def status(folder: str, extension: Extension, *, watch: bool, every: bool, as_js
     """The state of the runs below a folder; `watch`: repeated until all have ended; `every`: a row for each run."""
     if as_json and watch:
         raise ConfigError("--json answers once, and --watch goes on: leave one of them out")
-    root, launchers = existing(folder), all_launchers(extension.plugin)
+    root = existing(folder)
 
     def look() -> SweepStatus:
         states = _states(root)
-        view = overview(states, launchers)
+        view = overview(states)
         return replace(view, notes=[*view.notes, *_left_out(root, states)])
 
     if watch:
@@ -54,7 +55,7 @@ def status(folder: str, extension: Extension, *, watch: bool, every: bool, as_js
             say(line)
         return code
     states = _states(root)
-    view, disturbed = overview(states, launchers), disturbed_below(root, states, extension.plugin)
+    view, disturbed = overview(states), disturbed_below(root, states, extension.plugin)
     view = replace(view, notes=[*view.notes, *_left_out(root, states), *disturbed.lines], disturbed=disturbed.runs)
     if as_json:
         print_status(view)
@@ -115,77 +116,71 @@ def _states(root: Path) -> Look:
     return states
 
 
-def cancel(folders: Sequence[str], extension: Extension) -> int:
+def cancel(folders: Sequence[str]) -> int:
     """End the jobs of the sweeps below these folders, and of these runs."""
-    roots, launchers = [existing(folder) for folder in folders], all_launchers(extension.plugin)
+    roots = [existing(folder) for folder in folders]
     runs = [RunFolder(root.absolute()) for root in roots if (root / "config.yaml").exists()]
     sweeps: list[Path] = []
     for root in (each for each in roots if RunFolder(each.absolute()) not in runs):
         below = [root, *sorted(path for path in root.iterdir() if path.is_dir())]
-        queued = [path for path in below if any(launcher.submitted(path) for launcher in launchers)]
+        queued = [path for path in below if slurm.submitted(path)]
         if not queued:
             raise ConfigError(
                 f"{root} holds no sweep with queued jobs: name a sweep's folder or one above it, or a run"
             )
         sweeps += queued
     for run in runs:
-        if not any(launcher.submitted(run.path.parent) for launcher in launchers):
+        if not slurm.submitted(run.path.parent):
             raise ConfigError(f"{run.path} was not queued: what trains here ends with Ctrl-C where it was started")
-    for launcher in launchers:
-        if mine := [path for path in dict.fromkeys(sweeps) if launcher.submitted(path)]:
-            launcher.cancel(mine, console())
-        if own := [run for run in dict.fromkeys(runs) if launcher.submitted(run.path.parent)]:
-            launcher.cancel_runs(own, console())
+    if sweeps:
+        slurm.cancel_sweeps(list(dict.fromkeys(sweeps)), console())
+    if runs:
+        slurm.cancel_runs(list(dict.fromkeys(runs)), console())
     return 0
 
 
-def logs(folder: str, extension: Extension, *, follow: bool) -> int:
+def logs(folder: str, *, follow: bool) -> int:
     """Print the output of a run's latest attempt and of its job; `follow`: and what is added, until the run ends."""
-    path, launchers = existing(folder).absolute(), all_launchers(extension.plugin)
+    path = existing(folder).absolute()
     if not (path / "config.yaml").exists():
         raise ConfigError(f"{folder} is no run's folder: `parallelbench status DIR` names those below DIR")
     run = RunFolder(path)
 
     def files() -> list[Path]:
         attempts = run.attempts()
-        of_jobs = [file for launcher in launchers for file in launcher.logs(path.parent, path.name)]
-        return of_jobs + (sorted(attempts[-1].path.glob("log*.txt")) if attempts else [])
+        return slurm.logs(run) + (sorted(attempts[-1].path.glob("log*.txt")) if attempts else [])
 
     if follow:
-        return follow_output(run, files, launchers)
+        return follow_output(run, files)
     found = files()
     for file in found:
         print(f"==> {file} <==")
         print(file.read_text(errors="replace"))
     if not found:
-        why = filter(None, (launcher.silence(path.parent, path.name) for launcher in launchers))
-        say(f"nothing was printed yet because {next(why, 'the run has not begun')}")
+        say(f"nothing was printed yet because {slurm.silence(run) or 'the run has not begun'}")
     return 0
 
 
-def forget(folders: Sequence[str], extension: Extension) -> int:
+def forget(folders: Sequence[str]) -> int:
     """Move runs out of their sweeps, so that submitting measures them anew; prints where they are then."""
     runs = [RunFolder(existing(folder)) for folder in folders]
-    require_ended(runs, extension)
+    require_ended(runs)
     for run in runs:
         print(run.forget())
     return 0
 
 
-def require_ended(runs: Sequence[RunFolder], extension: Extension) -> None:
+def require_ended(runs: Sequence[RunFolder]) -> None:
     """Raise `ConfigError` where one of these is no run, or a job of its own may still write to it."""
-    launchers = all_launchers(extension.plugin)
     for run in runs:
         if not (run.path / "config.yaml").exists():
             raise ConfigError(f"{run.path} is no run's folder: `parallelbench status DIR` names those below DIR")
         sweep = run.path.parent
-        look = {sweep: [(run, run.state())]}
-        for launcher in (each for each in launchers if each.submitted(sweep)):
-            known = launcher.status(look).runs.get(run)
-            if known and known.label in ("queued", "running", "unknown"):
-                why = f" ({known.reason})" if known.hidden else ""
-                ends = f"`parallelbench cancel {shlex.quote(str(sweep))}` ends the sweep's jobs"
-                raise ConfigError(f"{run.path} is {known.label}{why}: {ends}{' there' if known.hidden else ''}")
+        known = slurm.sweep_status({sweep: [(run, run.state())]}).runs.get(run) if slurm.submitted(sweep) else None
+        if known and known.label in ("queued", "running", "unknown"):
+            why = f" ({known.reason})" if known.hidden else ""
+            ends = f"`parallelbench cancel {shlex.quote(str(sweep))}` ends the sweep's jobs"
+            raise ConfigError(f"{run.path} is {known.label}{why}: {ends}{' there' if known.hidden else ''}")
 
 
 _ORDER = ("unknown", "running", "queued", "missing", "ok")
@@ -195,18 +190,14 @@ ALIKE = 20
 _STYLES = {"ok": "green", "running": "cyan", "queued": "blue", "unknown": "yellow", "missing": "dim"}
 
 
-def overview(runs: Look, launchers: Iterable[Launcher]) -> SweepStatus:
-    """The runs as their folders and the launchers that they were submitted with describe them."""
+def overview(runs: Look) -> SweepStatus:
+    """The runs as their folders describe them, and Slurm where they were submitted to it."""
     statuses = {folder: RunStatus.of_folder(state) for folder, state in runs}
-    notes: list[str] = []
-    sweeps = _by_sweep(runs)
-    for launcher in launchers:
-        submitted = {sweep: members for sweep, members in sweeps.items() if launcher.submitted(sweep)}
-        if submitted:
-            report = launcher.status(submitted)
-            statuses |= report.runs
-            notes += report.notes
-    return SweepStatus(statuses, notes)
+    submitted = {sweep: members for sweep, members in _by_sweep(runs).items() if slurm.submitted(sweep)}
+    if not submitted:
+        return SweepStatus(statuses)
+    of_jobs = slurm.sweep_status(submitted)
+    return SweepStatus(statuses | dict(of_jobs.runs), of_jobs.notes)
 
 
 def _by_sweep(runs: Look) -> dict[Path, list[tuple[RunFolder, State]]]:
@@ -391,7 +382,7 @@ class _Printed:
             return
 
 
-def follow_output(run: RunFolder, files: Callable[[], Sequence[Path]], launchers: Sequence[Launcher]) -> int:
+def follow_output(run: RunFolder, files: Callable[[], Sequence[Path]]) -> int:
     """Print a run's output as it comes, until the run has ended; returns 1 if it has failed.
 
     The files are looked at twice a second, the scheduler after growing pauses, and only while no attempt is going on.
@@ -401,7 +392,7 @@ def follow_output(run: RunFolder, files: Callable[[], Sequence[Path]], launchers
         files_before, state = files(), glance(run)
         status = RunStatus.of_folder(state)
         if state.state not in ("running", "done") and time.monotonic() >= ask_at:
-            status = overview([(run, state)], launchers).runs[run]
+            status = overview([(run, state)]).runs[run]
             ask_at = time.monotonic() + next(asking)
             if status.label in ("queued", "unknown") and status.reason != said:
                 said = status.reason

@@ -15,7 +15,7 @@ import yaml
 
 from parallelbench.config.components import Data, Loader, Loss, LrSchedule, Metric, Model, Optimizer, Strategy
 from parallelbench.config.run import RunConfig, Settings
-from parallelbench.config.sites import LauncherOptions, SuiteLauncher
+from parallelbench.config.sites import AnyLauncher, LauncherOptions
 from parallelbench.config.structure import Component, Name, Node, seconds_in, structure
 from parallelbench.errors import ConfigError, Refusals, choices, did_you_mean, one_line, raised_at
 
@@ -159,7 +159,6 @@ MOVED = {
 """Classes by the names that results of earlier versions, and all run ids, know them by → their names today."""
 OF_PROGRAM = "parallelbench.frameworks.program.Program"
 """What stands for the strategy of a user's own program."""
-_BASES: dict[str, type[Node]] = COMPONENTS | {"launcher": LauncherOptions}
 PLUGIN_SOURCES = "plugin_sources"
 """Key of a component whose class is a plugin's: `RunConfig.plugin_sources`. So a changed strategy is another way to
 train, and a changed model is other work."""
@@ -190,13 +189,13 @@ def whole_mapping(run: RunConfig) -> dict[str, Any]:
     plain: dict[str, Any] = msgspec.to_builtins(run)
     sources = plain.pop(PLUGIN_SOURCES)
     brought = run.strategy.brings(run.model.name)
-    for key in ("same_plugin", "sweep_place", "sweep_baseline"):
+    for key in ("sweep_place", "sweep_baseline"):
         if not plain[key]:
             del plain[key]
-    for key in [*COMPONENTS, *([] if isinstance(run.launcher, SuiteLauncher) else ["launcher"])]:
+    for key in COMPONENTS:
         cls = type(getattr(run, key))
         plain[key] = {"_target_": f"{cls.__module__}.{cls.__qualname__}", **plain[key]}
-        if sources and key in COMPONENTS and packages_of(getattr(run, key)) != {"parallelbench"}:
+        if sources and packages_of(getattr(run, key)) != {"parallelbench"}:
             plain[key][PLUGIN_SOURCES] = sources
     for option in brought.get("measure", ()):
         del plain["measure"][option]
@@ -262,8 +261,6 @@ def from_mapping(plain: Mapping[str, Any], plugin: str | None = None) -> RunConf
     rest = dict(plain)
     sweep_name = rest.pop("sweep_name", "adhoc")
     place, baseline = rest.pop("sweep_place", 0), rest.pop("sweep_baseline", None)
-    rest.pop("tune", None)  # for planning only
-    same_plugin = structure(rest.pop("same_plugin", ""), str, "same_plugin")
     refused, of_strategy, parts = Refusals(), Refusals(), dict[str, Any]()
     program = rest.pop("program", None)
     with of_strategy:  # first, since it may bring others
@@ -282,7 +279,7 @@ def from_mapping(plain: Mapping[str, Any], plugin: str | None = None) -> RunConf
             elif program is None or "strategy" in parts:
                 parts[key] = build(node, key, plugin)
     with refused:
-        parts["launcher"] = build_launcher(rest.pop("launcher", None), plugin)
+        parts["launcher"] = build_launcher(rest.pop("launcher", None))
     with refused:
         parts |= _settings(rest)
     with refused:
@@ -291,11 +288,7 @@ def from_mapping(plain: Mapping[str, Any], plugin: str | None = None) -> RunConf
         parts["sweep_baseline"] = structure(baseline, str | None, "sweep_baseline")
     refused.raise_any()
     sources = next((node[PLUGIN_SOURCES] for node in nodes.values() if PLUGIN_SOURCES in node), "")
-    return RunConfig(
-        **parts,
-        plugin_sources=structure(sources, str, PLUGIN_SOURCES),
-        same_plugin=same_plugin,
-    )
+    return RunConfig(**parts, plugin_sources=structure(sources, str, PLUGIN_SOURCES))
 
 
 def of_program(node: Any) -> tuple[Strategy, dict[str, Any]]:
@@ -312,20 +305,17 @@ def _settings(rest: Mapping[str, Any]) -> dict[str, Any]:
     known = Settings.__struct_fields__
     refused = Refusals()
     for key in sorted(rest.keys() - set(known), key=str):
-        refused.add(f"{key} is not a key: {choices(str(key), (*_BASES, *known))}")
+        refused.add(f"{key} is not a key: {choices(str(key), (*COMPONENTS, 'launcher', *known))}")
     refused.raise_any()  # before keys are missed that were wrongly written
     settings: Settings = structure(rest, Settings)
     return {field: getattr(settings, field) for field in known}
 
 
-def build_launcher(node: Any, plugin: str | None) -> LauncherOptions:
-    """A launcher's options: the suite's by their `name`, those of a plugin by their `_target_`."""
+def build_launcher(node: Any) -> LauncherOptions:
+    """A launcher's options, whose kind their `name` says."""
     if node is None:
         raise ConfigError("launcher is missing")
-    targeted = isinstance(node, dict) and "_target_" in node
-    options: LauncherOptions = (
-        build(node, "launcher", plugin) if targeted else structure(node, SuiteLauncher, "launcher")
-    )
+    options: LauncherOptions = structure(node, AnyLauncher, "launcher")
     return options
 
 
@@ -368,7 +358,7 @@ def component_class(target: str, key: str, plugin: str | None) -> type[Node]:
     cls = _imported(MOVED.get(target, target))
     if cls is None:
         raise ConfigError(f"{key}._target_={target} does not exist: {_instead(target, key)}")
-    if not (isinstance(cls, type) and issubclass(cls, _BASES[key])):
+    if not (isinstance(cls, type) and issubclass(cls, COMPONENTS[key])):
         raise ConfigError(f"{key}._target_={target} is refused: it is no {key}")
     if PLUGIN_SOURCES in cls.__struct_fields__:
         raise ConfigError(f"{key}._target_={target} is refused: the suite needs the name {PLUGIN_SOURCES} itself")
@@ -389,7 +379,7 @@ def _instead(target: str, key: str) -> str:
     own = [
         each for each in vars(sys.modules[module]).values() if isinstance(each, type) and package_of(each) == package
     ]
-    hint = did_you_mean(name, (each.__name__ for each in own if issubclass(each, _BASES[key])))
+    hint = did_you_mean(name, (each.__name__ for each in own if issubclass(each, COMPONENTS[key])))
     return f"{module} has no class {name}{f': {hint}' if hint else ''}"
 
 

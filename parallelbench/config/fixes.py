@@ -241,5 +241,5 @@ def _shipped(group: str) -> dict[str, Any]:
     for name in names_of(group):
         with suppress(ConfigError):
             node = shipped(group, name)
-            found[name] = build_launcher(node, None) if group == "launcher" else build(node, group)
+            found[name] = build_launcher(node) if group == "launcher" else build(node, group)
     return found

@@ -42,7 +42,6 @@ def run_id(run: RunConfig) -> str:
             identity[key] = by_first_name(identity[key])
     for option in run.strategy.places:
         identity["strategy"].pop(option)
-    identity.pop("same_plugin", None)
     del identity["measure"]["probe"]  # it measures the machine, before and after the training
     # Times on shared cores are another experiment: their result must not count as done for a run with enough cores.
     identity["oversubscribe"] = run.launcher.oversubscribe

@@ -12,7 +12,7 @@ from parallelbench.config.build import COMPONENTS, packages_of
 from parallelbench.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
     from types import ModuleType
 
     from parallelbench.config.run import RunConfig
@@ -23,7 +23,7 @@ _DIGITS = 16
 
 def plugin_of(run: RunConfig) -> list[str]:
     """The package outside the suite that the run's classes come from, and the folder it is in; empty: none."""
-    package = _package(run, [*COMPONENTS, "launcher"])
+    package = training_plugin(run)
     if package is None:
         return []
     folder = folders(package)[0]
@@ -31,12 +31,8 @@ def plugin_of(run: RunConfig) -> list[str]:
 
 
 def training_plugin(run: RunConfig) -> str | None:
-    """The package outside the suite whose classes train; None where there is none. A launcher trains nothing."""
-    return _package(run, COMPONENTS)
-
-
-def _package(run: RunConfig, parts: Iterable[str]) -> str | None:
-    packages = set().union(*(packages_of(getattr(run, key)) for key in parts)) - {"parallelbench"}
+    """The package outside the suite whose classes train; None where there is none."""
+    packages = set().union(*(packages_of(getattr(run, key)) for key in COMPONENTS)) - {"parallelbench"}
     if not packages:
         return None
     (package,) = packages
@@ -99,13 +95,9 @@ def _first_seen(module: ModuleType) -> str:
 
 def require_sources(run: RunConfig) -> None:
     """Raise `ConfigError` where a plugin's files are others than those that the run was asked for with."""
-    package, asked = training_plugin(run), [name for name in (run.same_plugin, run.plugin_sources) if name]
-    if package is None or not asked:  # nothing of its own, or asked for by an older release
-        return
-    found = sources_now(package)
-    if found not in asked:
+    package, asked = training_plugin(run), run.plugin_sources
+    if package is not None and asked and (found := sources_now(package)) != asked:
         raise ConfigError(
-            f"{package} has changed since this run was asked for ({asked[0]} then, {found} now): submit again, which "
-            "makes a new run; if the change changes no number, `submit --same-plugin --retry error` goes on with this "
-            "one"
+            f"{package} has changed since this run was asked for ({asked} then, {found} now): submit again, which "
+            "makes a new run"
         )

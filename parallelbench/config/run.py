@@ -184,8 +184,6 @@ class RunConfig(Settings, frozen=True, kw_only=True):
     """`sweep.baseline`."""
     plugin_sources: str = ""
     """Whose sources train, as `package@hash`: a part of the run id. Empty: the suite's alone, or not recorded."""
-    same_plugin: str = ""
-    """Sources that train in place of those, since `--same-plugin` says that they compute the same; empty: none."""
 
     def __post_init__(self) -> None:
         """Check what involves several fields."""

@@ -141,10 +141,7 @@ SbatchText = Annotated[
 
 
 class LauncherOptions(Node, frozen=True, kw_only=True, tag_field="name"):
-    """How processes are started; never part of a run's identity. `name` in the YAML chooses the kind.
-
-    A plugin's launcher has a subclass of its own, with the launcher's name as `tag`; its YAML names it in `_target_`.
-    """
+    """How processes are started; never part of a run's identity. `name` in the YAML chooses the kind."""
 
     timeout_s: Seconds | None
     """Seconds after which a run ends with the outcome `timeout`; null: no limit."""
@@ -222,8 +219,7 @@ class SlurmLauncher(LauncherOptions, frozen=True, kw_only=True, tag="slurm"):
         return (job_ends_at or launched_at + 60.0 * self.time_limit_min) - self.signal_delay_s
 
 
-SuiteLauncher = LocalLauncher | InlineLauncher | SlurmLauncher
-"""Those whose `name` alone chooses them; a launcher of a plugin names its class in `_target_`."""
+AnyLauncher = LocalLauncher | InlineLauncher | SlurmLauncher
 
 
 class Site(Node, frozen=True, kw_only=True):
@@ -319,20 +315,12 @@ def with_new_options(node: dict[str, Any]) -> dict[str, Any]:
     filled = dict(node)
     launcher, site = node.get("launcher"), node.get("site")
     if isinstance(launcher, dict):
-        filled["launcher"] = _launcher_defaults(str(launcher.get("name"))) | launcher
+        filled["launcher"] = (shipped("launcher", str(launcher.get("name"))) or {}) | launcher
     if isinstance(measure := node.get("measure"), dict):
         filled["measure"] = {"probe": (shipped("measure", "default") or {})["probe"]} | measure
     if isinstance(site, dict):
         filled["site"] = (shipped("site", "default") or {}) | site
     return filled
-
-
-def _launcher_defaults(name: str) -> dict[str, Any]:
-    """The shipped options of a launcher; of a plugin's launcher those that all launchers have."""
-    if (own := shipped("launcher", name)) is not None:
-        return own
-    shared = LauncherOptions.__struct_fields__
-    return {key: value for key, value in (shipped("launcher", "local") or {}).items() if key in shared}
 
 
 @cache

@@ -1,14 +1,9 @@
-"""Collectives and messages between the ranks of a process group, of growing size, each timed over several rounds.
-
-As a program, `python -m parallelbench.measure.bandwidth tcp://HOST:PORT RANK SIZE cpu|cuda`; rank 0 prints JSON.
-"""
+"""Collectives and messages between the ranks of a process group, of growing size, each timed over several rounds."""
 
 from __future__ import annotations
 
 import statistics
-import sys
 import time
-from datetime import timedelta
 from typing import TYPE_CHECKING, Literal, get_args
 
 import msgspec
@@ -16,7 +11,6 @@ import torch
 import torch.distributed as dist
 
 from parallelbench.world import cuda
-from parallelbench.world.world import backends
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,7 +20,6 @@ SIZES_BYTES = tuple(4**power * 1024 for power in range(9))
 """1 KiB to 64 MiB."""
 ROUNDS = 10
 WARM_UP = 3
-TIMEOUT_S = 60.0
 
 
 Operation = Literal["all_reduce", "all_gather", "all_to_all", "send"]
@@ -126,28 +119,3 @@ def _timed(piece: Callable[[], object], device: torch.device, group: dist.Proces
     start = time.perf_counter()
     piece()
     return time.perf_counter() - start
-
-
-def main(arguments: Sequence[str]) -> int:
-    """One rank, on one device."""
-    url, rank, size, device_type = arguments[0], int(arguments[1]), int(arguments[2]), arguments[3]
-    # Each rank is alone on its node, whose first GPU it takes; torch 2.15 would take the one of the rank's number.
-    gpu = torch.device("cuda", 0) if device_type == "cuda" else None
-    dist.init_process_group(
-        backends(device_type),
-        init_method=url,
-        rank=rank,
-        world_size=size,
-        timeout=timedelta(seconds=TIMEOUT_S),
-        device_id=gpu,
-    )
-    measured = collectives("all_reduce", gpu or torch.device("cpu"))
-    dist.all_reduce(torch.zeros(1))  # no rank leaves before the last has finished
-    dist.destroy_process_group()
-    if rank == 0:
-        print(msgspec.json.encode(measured).decode(), flush=True)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

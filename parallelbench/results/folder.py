@@ -19,7 +19,7 @@ import os
 import re
 import shutil
 import uuid
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -113,8 +113,6 @@ class RunFolder:
         """Write `config.yaml` and `overrides.txt` where they are missing; never change them afterwards."""
         with storage_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-        with suppress(OSError):  # another user's; else it was touched now, so that nobody prunes it
-            os.utime(self.path)
         with storage_errors(self.path, verb="read"):
             is_new = not is_there(self.path / "config.yaml")
         if is_new:

@@ -38,7 +38,7 @@ _NO_METRIC = "metric=none, or no finite number"
 _NO_EXPERTS = "the model has no experts among which tokens are divided"
 _UNSAMPLED = "not sampled for the whole window"
 _UNSAMPLED_GPU = "not sampled of all the run's GPUs for the whole window"
-_NO_GPUS = "no GPU, or no telemetry of all of them"
+_NO_GPUS = "no GPU, or no telemetry of all of them (measure.telemetry_hz)"
 _NOT_CLIPPED = "clip_norm is null, or this rank clips no gradient (workers of parameter servers)"
 _NO_RANK_CLIPPED = "no rank has clipped"
 _NOT_SKIPPED = "without those that overflowed, which are skipped (precision=fp16)"
@@ -238,7 +238,8 @@ GPU_AND_HOST = table_of(
         null=f"not readable, or {_UNSAMPLED}"),
     Column("cpu_energy_per_epoch_j", "energy of the nodes' whole processors, other programs' work included (RAPL), in "
         "an epoch's training window: median over the epochs without each attempt's first one", over=Over.MEDIAN,
-        of="cpu_energy_j", steady=True, window="steady", null="not readable", repeats=Over.MEDIAN,
+        of="cpu_energy_j", steady=True, window="steady",
+        null="counters that can't be read (RAPL), or no telemetry (measure.telemetry_hz)", repeats=Over.MEDIAN,
         heading="Processors' energy per epoch", tables=("energy",)),
     Column("training_cpu_energy_j", "energy of the nodes' whole processors, likewise, in the training windows of all "
         "finished epochs", over=Over.SUM, of="cpu_energy_j", window="whole", null="not readable in all of them"),

@@ -20,7 +20,8 @@ from analysis.comparison.gate import SLOWER, gate
 from analysis.comparison.pairing import pools
 from analysis.comparison.ratio import ERROR, FEWEST_REPEATS, Ratio, critical, error_of_each, of_several, ratio_of_pairs
 from analysis.comparison.run import Span
-from analysis.comparison.sides import TIME, Compared, Comparison, together
+from analysis.comparison.sides import Compared, Comparison, judged_together
+from analysis.comparison.speed import Speed
 from analysis.comparison.verdict import SpeedVerdict, of_speed
 from tests.helpers import interval
 
@@ -208,8 +209,8 @@ def fastest(seen: Seen) -> bool:
 
 
 def _comparison(ratios: list[Ratio]) -> Comparison:
-    rows = [Compared("work", str(place), {}, {}, {TIME: ratio}) for place, ratio in enumerate(ratios)]
-    return Comparison(*together(tuple(rows)), only_a=(), only_b=(), lost=(), gained=(), notes=())
+    rows = [Compared("work", str(place), {}, {}, Speed(ratio.inverse), {}) for place, ratio in enumerate(ratios)]
+    return Comparison(*judged_together(tuple(rows)), only_a=(), only_b=(), lost=(), gained=(), notes=())
 
 
 def compare(seen: Seen) -> bool:

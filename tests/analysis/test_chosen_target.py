@@ -10,7 +10,8 @@ import polars as pl
 import pytest
 
 from analysis import load, summary, write_report
-from analysis.comparison.configurations import unreached
+from analysis.comparison.notes import write
+from analysis.comparison.summary import unreached
 from analysis.figures.bars import energy, time_to_accuracy
 from analysis.report import page as page_module
 from parallelbench import cli
@@ -67,7 +68,7 @@ def test_energy_and_the_figures_take_the_same_accuracy(results: Path) -> None:
 
 def test_who_does_not_reach_it_is_named_with_its_best(results: Path) -> None:
     runs = replace(load(results), target=0.96)
-    (line,) = unreached(runs)
+    (line,) = write(unreached(runs))
     assert "Not every run reaches 96\u202f% test accuracy" in line
     assert line.endswith("ddp × 2 (1 of 2 runs, best 99.99\u202f%).")
     assert line in time_to_accuracy.finding(runs)

@@ -181,14 +181,37 @@ def test_a_result_that_is_replaced_is_read_again(tmp_path: Path) -> None:
     assert assert_same(folder.path.parent).ranks["epoch_time_s"].to_list() == [2.0] * 3
 
 
-def test_what_was_damaged_after_it_was_copied_is_still_what_its_manifest_says(tmp_path: Path) -> None:
-    """The copy holds the content whose sha256 the manifest names; the file alone is lost."""
+@pytest.mark.parametrize("how", ["cut", "longer", "gone"])
+def test_what_was_damaged_after_it_was_copied_is_set_aside_until_it_is_mended(tmp_path: Path, how: str) -> None:
     folders = [finished(tmp_path, repeat, 1.0 + repeat) for repeat in range(2)]
     whole = load(tmp_path)
-    (folders[0].result / "ranks.parquet").write_bytes(b"PAR1")
+    table = folders[0].result / "ranks.parquet"
+    content = table.read_bytes()
+    if how == "gone":
+        table.unlink()
+    else:
+        table.write_bytes(b"PAR1" if how == "cut" else content + b"PAR1")
+    for _ in range(2):
+        found = assert_same(tmp_path)
+        assert found.run["folder"].to_list() == [str(folders[1].path)]
+        (skipped,) = found.skipped
+        sizes = f"has {4 if how == 'cut' else len(content) + 4:,} bytes, and its manifest names {len(content):,}"
+        why = f"ranks.parquet {'is missing' if how == 'gone' else sizes}"
+        assert (skipped.path, skipped.reason) == (folders[0].path, f"its result is damaged: {why}")
+    table.write_bytes(content)
+    mended = assert_same(tmp_path)
+    assert all(by_run(mended.tables[each]).equals(by_run(whole.tables[each])) for each in LOADED)
+
+
+def test_a_changed_byte_leaves_the_copied_content_which_is_what_the_manifest_says(tmp_path: Path) -> None:
+    """The sha256 of each file would take as long as no copy; the copied content had it."""
+    folder = finished(tmp_path, 0)
+    whole = load(tmp_path)
+    table = folder.result / "ranks.parquet"
+    table.write_bytes(bytes(table.stat().st_size))
     found = load(tmp_path)
     assert found.skipped == ()
-    assert all(by_run(found.tables[table]).equals(by_run(whole.tables[table])) for table in LOADED)
+    assert all(found.tables[each].equals(whole.tables[each]) for each in LOADED)
     (skipped,) = scan(tmp_path).skipped
     assert skipped.reason == "its result is damaged: the sha256 of ranks.parquet is not the manifest's"
 

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from analysis import by, compare, format_exclusions, load
-from analysis.comparison.configurations import summary
 from analysis.comparison.counterparts import (
     COARSE_SATURATED,
     GROWTH_PER_STEP,
@@ -26,6 +25,7 @@ from analysis.comparison.counterparts import (
     mean_loss,
 )
 from analysis.comparison.exclusions import Exclusion, excluded
+from analysis.comparison.summary import summary
 from analysis.comparison.verdict import SpeedVerdict
 from analysis.report.warnings import warnings
 from analysis.runs.reader import Runs

@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 
 from analysis import load, summary_table
-from analysis.comparison.configurations import displayed, summary
 from analysis.comparison.exclusions import excluded, format_exclusions
+from analysis.comparison.summary import displayed, summary
 from analysis.figures import draw
 from analysis.figures.chart import DISTURBED
 from analysis.metrics.columns import page_columns, summary_columns

@@ -9,8 +9,8 @@ import pytest
 
 from analysis import by, compare, format_exclusions, load
 from analysis.comparison import gate
-from analysis.comparison.configurations import facts, learned, learning, summary
 from analysis.comparison.exclusions import excluded
+from analysis.comparison.summary import facts, learned, learning, summary
 from analysis.report.warnings import warnings
 from analysis.runs.reader import Runs
 from parallelbench.cli import main

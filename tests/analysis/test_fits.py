@@ -101,7 +101,8 @@ def test_without_a_run_out_of_memory_only_little_headroom_is_told(
             published(run, on_gpus(gib, limit_gib=limit))
     words = said(tmp_path)
     assert ("ddp fits on 2 devices; at most 82.5" in words) is told
-    assert "single" not in words
+    assert "single fits" not in words
+    assert words.startswith("Memory: Everything fits") is not told
 
 
 def test_the_matrix_says_what_is_out_of_memory_and_what_nearly_is(tmp_path: Path) -> None:

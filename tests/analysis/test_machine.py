@@ -13,10 +13,10 @@ import pytest
 from analysis import UnlikeWork, by, compare, excluded, load
 from analysis.claims import judge
 from analysis.comparison.campaign import campaign
-from analysis.comparison.configurations import summary
 from analysis.comparison.exclusions import format_exclusions
 from analysis.comparison.pairing import one_after_the_other
 from analysis.comparison.run import sessions_of
+from analysis.comparison.summary import summary
 from analysis.figures import draw
 from analysis.figures.bars import time_to_accuracy
 from analysis.metrics.disturbance import partly_unmeasured

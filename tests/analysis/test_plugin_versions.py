@@ -10,7 +10,7 @@ import pytest
 from msgspec import structs
 
 from analysis import UnlikeWork, by, compare, load
-from analysis.comparison.baseline import limited
+from analysis.comparison.baseline import limits
 from analysis.comparison.notes import Code
 from analysis.comparison.work import labels
 from parallelbench.models.cnn import CnnSmall
@@ -21,17 +21,16 @@ ONE, TWO = "mystrategies@1111222233334444", "mystrategies@5555666677778888"
 IN_TURN = 1.7e9
 
 
-def environment(sources: str | None) -> str:
-    plugin: dict[str, Any] = {} if sources is None else {"plugin": {"sources": sources, "git": None}}
-    return json.dumps(json.loads(Fake.environment) | plugin)
+def environment(sources: str) -> str:
+    return json.dumps(json.loads(Fake.environment) | {"plugin": {"sources": sources, "git": None}})
 
 
-def strategy_of(root: Path, sources: str, times: list[float], *, at: float = IN_TURN, now: str = "") -> None:
-    """Repeats of a plugin's strategy; `now`: the sources that train in place of its own."""
+def strategy_of(root: Path, sources: str, times: list[float], *, at: float = IN_TURN) -> None:
+    """Repeats of a plugin's strategy."""
     for repeat, time_s in enumerate(times):
         run = foreign(config(root, devices=2, repeat=repeat), "mine")
-        run = structs.replace(run, plugin_sources=sources, same_plugin=now)
-        fake = steady(time_s, started_at=begins(at, repeat), environment=environment(now or sources))
+        run = structs.replace(run, plugin_sources=sources)
+        fake = steady(time_s, started_at=begins(at, repeat), environment=environment(sources))
         published(run, fake)
 
 
@@ -47,7 +46,7 @@ def test_two_versions_of_a_strategy_are_two_variants_beside_one_baseline(tmp_pat
     assert sorted(named["configuration"].unique()) == [
         f"mine × 2, plugin sources {ONE}", f"mine × 2, plugin sources {TWO}", "single × 1",
     ]  # fmt: skip
-    assert not limited(runs, (Code.ENTRIES,)), "that single has no plugin is no difference"
+    assert not limits(runs, (Code.ENTRIES,)), "that single has no plugin is no difference"
 
 
 @pytest.mark.slow
@@ -60,15 +59,6 @@ def test_two_folders_of_two_versions_are_compared_only_where_that_is_named(tmp_p
     assert refusal.value.across == ("strategy.plugin_sources",)
     found = compare(*sides, across=refusal.value.across)
     assert [row.verdict for row in found.rows] == ["faster"]
-    assert found.notes[0] == f"The compared runs differ in plugin.sources: {ONE} and {TWO}."
-
-
-@pytest.mark.slow
-def test_sources_that_count_as_the_same_are_compared_and_named(tmp_path: Path) -> None:
-    strategy_of(tmp_path / "a", ONE, [6.0, 6.6, 7.2, 7.8])
-    strategy_of(tmp_path / "b", ONE, [6.0, 6.6, 7.2, 7.8], at=BETWEEN, now=TWO)
-    found = compare(load(tmp_path / "a"), load(tmp_path / "b"))
-    assert [row.verdict for row in found.rows] == ["equal within 5 %"]
     assert found.notes[0] == f"The compared runs differ in plugin.sources: {ONE} and {TWO}."
 
 

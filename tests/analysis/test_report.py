@@ -19,8 +19,8 @@ from msgspec import structs
 
 from analysis import Runs, load, summary, write_report
 from analysis import figures as figures_module
-from analysis.comparison import configurations
-from analysis.comparison.configurations import learning
+from analysis.comparison import summary as of_summary
+from analysis.comparison.summary import learning
 from analysis.figures import chart, draw
 from analysis.metrics.epochs import per_epoch
 from analysis.report import page as page_module
@@ -153,9 +153,8 @@ def test_the_pages_numbers_are_those_of_the_csv_file(sweep: Path, page: Page) ->
     assert [row["configuration"] for row in rows] == ["single × 1", "ddp × 2", "model_parallel × 2"]
     shown = iter(page.values)
     table = _table(summary(load(sweep)), "configurations")
-    assert len(table.columns) + len(table.alike) == len(_columns(summary(load(sweep)), "configurations")), (
-        "none is lost"
-    )
+    every = _columns(summary(load(sweep)), "configurations")
+    assert len(table.columns) + len(table.alike) + len(table.missing) == len(every), "none is lost"
     alike = [cell.column for cell in table.alike]
     for row, columns in (*((row, table.columns) for row in rows), (rows[0], alike)):
         for column in columns:
@@ -204,8 +203,8 @@ def many(monkeypatch: pytest.MonkeyPatch, sweep: Path) -> Runs:
     """A sweep for which a few points, panels and epochs are very many."""
     monkeypatch.setattr(chart, "MOST_POINTS", 3)
     monkeypatch.setattr(chart, "MOST_PANELS", 1)
-    monkeypatch.setattr(configurations, "MOST_POINTS", 6)
-    monkeypatch.setattr(configurations, "FEWEST_EPOCHS", 1)
+    monkeypatch.setattr(of_summary, "MOST_POINTS", 6)
+    monkeypatch.setattr(of_summary, "FEWEST_EPOCHS", 1)
     monkeypatch.setattr(page_module, "MOST_EPOCHS", 3)
     return load(sweep)
 
@@ -305,7 +304,7 @@ def test_a_folder_with_no_finished_run_is_refused_before_anything_is_written(tmp
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_nulls_are_dashes_and_never_zero(tmp_path: Path) -> None:
+def test_nulls_are_reasons_or_dashes_and_never_zero(tmp_path: Path) -> None:
     fake = Fake(host_peak_rss_bytes=lambda e, r: None, parity_passed=None, sent=lambda e, r: (MIB, 0, 0))
     published(config(tmp_path, epochs=1), fake)
     runs = load(tmp_path)
@@ -314,7 +313,7 @@ def test_nulls_are_dashes_and_never_zero(tmp_path: Path) -> None:
     assert row["steady_epoch_time_s"] is None
     assert row["peak_memory_max_bytes"] is None
     cells = re.findall(r"<(?:td|dd)[^>]*>(.*?)</(?:td|dd)>", page.partition('id="runs"')[0], re.DOTALL)
-    assert "–" in cells
+    assert "not measured on every rank, or workers had ended by then" in cells
     assert not any(re.fullmatch(r"(<data.*>)?0(\.0+)?(</data>)?", cell.strip()) for cell in cells)
     table = csv.DictReader(io.StringIO((tmp_path / "report" / "tables" / "runs.csv").read_text(encoding="utf-8")))
     assert next(table)["peak_memory_max_bytes"] == ""

@@ -11,7 +11,7 @@ import pytest
 
 from analysis import load, text
 from analysis.claims import Publication, judge
-from analysis.comparison.configurations import summary
+from analysis.comparison.summary import summary
 from analysis.metrics.runs import computation_per_communication
 from analysis.report import answers, page, warnings
 from analysis.report.claims import at_a_glance, judged, shown, summed_up, table
@@ -67,10 +67,8 @@ def test_the_verdicts_of_several_works_are_one_matrix(tmp_path: Path) -> None:
     told = answers.headline(load(tmp_path))
     parts = "2 of one device, 3 compared with it (2 faster, 1 slower)"
     assert told[0] == f"5 configurations in 2 kinds of work: {parts}."
-    assert [line.partition(" (")[0] for line in told[1:3]] == [
-        "Largest speed-up: ddp × 4",
-        "Smallest speed-up: ddp × 2",
-    ]
+    assert told[1].startswith("digits · cnn_small · batch size 128: ddp × 4 trains an epoch 2.50 times as fast")
+    assert told[2].startswith("digits · cnn_small · batch size 64: one device is fastest; ddp × 2 trains")
     # Of more configurations than works, each is a row; where no run counts, the cell says why.
     plant(tmp_path, {("single", 1): 10.0, ("ddp", 2): 9.0, ("ddp", 4): 8.0}, batch_size=32)
     failed(config(tmp_path, strategy="ddp", devices=4, batch_size=64), "oom", "out of memory", epochs=1)
@@ -123,9 +121,8 @@ def test_ties_with_the_fastest_are_named_and_one_device_is_where_all_are_slower(
     plant(tmp_path, times, batch_size=64)
     told = answers.headline(load(tmp_path))
     assert told[0] == "One device is fastest in all 2 kinds of work."
-    assert told[2].startswith("Nearest to one device: ddp × 4 (")
+    assert told[2].startswith("digits · cnn_small · batch size 64: ddp × 4 trains an epoch 0.67 times")
     assert told[2].endswith(" Not told apart from ddp × 4: fsdp × 4.")
-    assert told[3].startswith("Smallest speed-up: ")
 
 
 def test_one_device_of_another_strategy_is_told_with_its_repeats_once(tmp_path: Path) -> None:
@@ -218,6 +215,7 @@ def test_claims_are_rows_of_the_page_and_the_csv_file(usual: Runs) -> None:
 
 
 CONFIG, FIRST = pl.col("config_json"), IN_TWO & (pl.col("repeat") == 0)
+OTHER_TORCH = environment(**{"packages.torch": "2.11.0"})
 UNCHECKED = {"parity_passed": pl.when(IN_TWO).then(None).otherwise("parity_passed")}
 OFF = CONFIG.str.replace('"parity":true', '"parity":false', literal=True)
 SHARED = pl.when(IN_TWO).then(pl.lit(environment(allocation="shared"))).otherwise("environment_json")
@@ -251,31 +249,32 @@ def test_what_limits_the_numbers_is_told(
 
 def test_the_headline_says_that_nobody_checked(usual: Runs) -> None:
     off = altered(usual, "run", parity_passed=pl.lit(None, pl.Boolean), config_json=OFF)
-    assert "Parity with one device: not checked (measure.parity=false): ddp × 2." in answers.headline(off)
-    assert "Parity with one device: passed in 6 of 6 runs." in answers.headline(usual)
+    assert "Checks: Parity with one device: not checked (measure.parity=false): ddp × 2." in answers.headline(off)
+    assert "Checks: Parity with one device: passed in 6 of 6 runs." in answers.headline(usual)
     lost = altered(usual, "run", parity_passed=pl.when(FIRST).then(pl.lit(False)).otherwise("parity_passed"))
     (line,) = [line for line in answers.headline(lost) if "Parity" in line]
-    assert line == "Parity with one device: passed in 5 of 6 runs; failed in 1, which do not count (ddp × 2)."
+    assert line == "Checks: Parity with one device: passed in 5 of 6 runs; failed in 1, which do not count (ddp × 2)."
     assert summary(off)["parity"].to_list() == ["not checked", "not checked"], "single × 1 is the reference of nothing"
 
 
 def test_the_headline_says_what_was_taken_of_memory_and_energy(usual: Runs, tmp_path: Path) -> None:
     told = answers.headline(usual)
-    two = "500 MiB with ddp × 2 (1,000 MiB over all its processes)"
-    assert f"Peak memory of the largest process: 500 MiB with single × 1 and {two}." in told
+    two = "500 MiB (1,000 MiB over all processes) with ddp × 2"
+    assert any(f"Peak memory of the largest process: 500 MiB with single × 1 and {two}." in line for line in told)
     energies = {row["configuration"]: row["gpu_energy_per_sample_j"] for row in summary(usual).to_dicts()}
-    joules = " and ".join(f"{text.number(energy)} J with {name}" for name, energy in energies.items())
-    assert f"Energy of the GPUs for a sample: {joules}." in told
-    for batch, model, taken in itertools.product((64, 128), ("cnn_small", "cnn_large"), (500, 750)):
+    joules = " and ".join(f"{text.number(energy)} with {name}" for name, energy in energies.items())
+    assert f"Energy: J per sample, of the GPUs: {joules}." in told
+    for batch, model, taken in itertools.product((64, 128, 256), ("cnn_small", "cnn_large"), (500, 750)):
         devices = 1 if taken == 500 else 2
         peak = taken * MIB + (100 * MIB if batch == 128 and model == "cnn_large" else 0)
         fake = Fake(host_peak_rss_bytes=lambda e, r, peak=peak: peak)  # type: ignore[misc]
         way = {"strategy": "single" if devices == 1 else "ddp", "devices": devices}
         published(config(tmp_path, batch_size=batch, model=model, **way), fake)
-    (line,) = [line for line in answers.headline(load(tmp_path)) if "memory" in line]
-    least = "1.42 times with ddp × 2 (digits · cnn_large · batch size 128)"
-    assert f"of the largest process, beside one device: {least} to 1.50 times with ddp × 2 (" in line
-    assert line.endswith("; of all processes together: 2.83 to 3.00 times.")
+    (line,) = [line for line in answers.headline(load(tmp_path)) if line.startswith("Memory")]
+    # 850 ÷ 600 MiB of the one work, 750 ÷ 500 MiB of the others; of two processes twice as much.
+    assert line.count("1.50 times with ddp × 2 and 3.00 times over all processes (digits · cnn_") == 3
+    assert "1.42 times with ddp × 2 and 2.83 times over all processes (digits · cnn_large · batch size 128)" in line
+    assert " to " not in line, "works are not ranked"
 
 
 def test_without_an_energy_on_processors_flags_make_no_row(usual: Runs) -> None:
@@ -346,7 +345,7 @@ def test_what_was_measured_apart_is_not_said_to_be_untold_and_one_pasted_command
     assert told[-1] == f"Next: submit the sweep again with `sweep.repeats=10`. {turns} {why}"
     runs = measure(range(6, 10), apart=False)
     assert set(summary(runs)["verdict"]) == {"baseline", "faster"}
-    assert not any(line.startswith("Next") for line in answers.headline(runs))
+    assert answers.next_steps(runs) == ["Nothing more is needed: every comparison has its verdict."]
 
 
 def test_no_submit_of_several_sweeps_decides_what_was_measured_apart(tmp_path: Path) -> None:
@@ -419,10 +418,12 @@ def test_the_shortest_epoch_is_told_where_the_largest_speed_up_is_over_a_slower_
         published(config(tmp_path, strategy=strategy, devices=1 if strategy == "single" else 2, batch_size=batch))
     published(config(tmp_path, strategy="fsdp", devices=2, batch_size=64))
     told = answers.headline(load(tmp_path))
-    (of_torch,) = [line for line in told if line.startswith("Largest speed-up of torch: ")]
-    (other,) = [line for line in told if line.startswith("Largest speed-up of tensorflow: ")]
+    (of_torch,) = [line for line in told if line.startswith("Largest speed-up over single × 1: ")]
+    (other,) = [line for line in told if line.startswith("Only speed-up over tf_single × 1: ")]
     assert "as fast as single × 1" in of_torch
     assert "as fast as tf_single × 1" in other
+    (smallest,) = [line for line in told if line.startswith("Smallest speed-up")]
+    assert smallest.startswith("Smallest speed-up over single × 1: ")
 
 
 def test_no_epoch_is_the_shortest_where_epochs_hold_unequally_many_samples(tmp_path: Path) -> None:
@@ -459,9 +460,9 @@ def test_strong_and_weak_scaling_are_told_each(tmp_path: Path) -> None:
     told = answers.headline(load(tmp_path))
     for kind in ("strong", "weak"):
         assert sum(f" under {kind} scaling: " in line for line in told) == 2, "the largest and the smallest"
-    (line,) = [line for line in told if "memory" in line]
-    assert "under strong scaling 0.50 times with all, and under weak scaling 1.00 times with all" in line
-    assert line.endswith("together: under strong scaling 1.00 times, and under weak scaling 2.00 times.")
+    (line,) = [line for line in told if line.startswith("Memory")]
+    assert "500 MiB (1,000 MiB over all processes) with ddp × 2 to 1,000 MiB with single × 1" in line
+    assert "scaling weak: 1,000 MiB with single × 1 to 1,000 MiB (2,000 MiB over all processes)" in line
 
 
 def test_flagged_energies_are_not_in_the_headline(usual: Runs) -> None:
@@ -480,7 +481,8 @@ def test_energies_without_a_baseline_are_not_said_to_be_unmeasured(tmp_path: Pat
     runs = altered(load(tmp_path), "epochs", gpu_energy_j=pl.lit(300.0))
     runs = altered(runs, "run", device_type=pl.lit("cuda"))
     assert summary(runs)["gpu_energy_per_sample_j"].null_count() == 0
-    assert not any(line.startswith("Energy") for line in answers.headline(runs))
+    (line,) = [line for line in answers.headline(runs) if line.startswith("Energy")]
+    assert line.count("J per sample of digits · cnn_small · batch size ") == 2
 
 
 def test_claims_at_a_glance(usual: Runs) -> None:
@@ -503,9 +505,39 @@ def test_ends_that_say_nothing_are_not_shown(high: float, shown: str) -> None:
         assert "0.00" not in told
 
 
-def test_device_hours_are_of_one_work_and_of_runs_that_nobody_disturbed(usual: Runs) -> None:
+def test_device_hours_are_of_runs_that_nobody_disturbed(usual: Runs) -> None:
     # Six repeats of an epoch of 20 s and three later ones; the median repeat on one device takes 12.5 s an epoch.
-    (line,) = [line for line in answers.headline(usual) if line.startswith("Device-hours")]
-    assert line.startswith(f"Device-hours of a whole run's training: {text.number((20 + 3 * 12.5) / 3600)} with single")
-    (line,) = [line for line in answers.headline(disturbed(usual, 1)) if line.startswith("Device-hours")]
+    (line,) = [line for line in answers.headline(usual) if line.startswith("Cost")]
+    whole, later = (text.number(time_s / 3600) for time_s in (20 + 3 * 12.5, 12.5))
+    assert line.startswith(f"Cost: Device-hours for 4 epochs: {whole} (a later epoch: {later}) with single × 1")
+    assert "site.price_per_device_hour" in line
+    (line,) = [line for line in answers.headline(disturbed(usual, 1)) if line.startswith("Cost")]
     assert "ddp × 2" not in line
+
+
+def test_device_hours_have_their_price_where_the_site_names_one(usual: Runs) -> None:
+    site = CONFIG.str.replace('"price_per_device_hour":null', '"price_per_device_hour":36.0', literal=True)
+    (line,) = [line for line in answers.headline(altered(usual, "run", config_json=site)) if line.startswith("Cost")]
+    assert f"price: {text.number(36 * (20 + 3 * 12.5) / 3600)}) with single × 1" in line
+    assert "not known" not in line
+
+
+def test_what_repeats_can_not_decide_is_no_advice_to_measure_more(usual: Runs, tmp_path: Path) -> None:
+    """Two sides in unlike environments; and one configuration alone."""
+    unlike = altered(
+        usual, "run", environment_json=pl.when(IN_TWO).then(pl.lit(OTHER_TORCH)).otherwise("environment_json")
+    )
+    (told,) = answers.next_steps(unlike)
+    assert told.startswith("Repeats alone give no verdict to ddp × 2")
+    published(config(tmp_path))
+    alone = load(tmp_path)
+    assert "needed" not in answers.next_steps(alone)[0]
+    assert any(line.startswith("For a paper: No sentence: ") for line in answers.headline(alone))
+
+
+def test_a_speed_up_without_a_verdict_is_said_to_rank_nothing(tmp_path: Path) -> None:
+    for repeat, (strategy, devices) in itertools.product(range(2), (("single", 1), ("ddp", 2))):
+        published(config(tmp_path, repeat=repeat, strategy=strategy, devices=devices), steady(10.0 / devices**0.5))
+    told = answers.headline(load(tmp_path))
+    assert "Trust: No ranking rests on ddp × 2: too few repeats for a verdict." in told
+    assert "For a paper: No sentence: ddp × 2: 2 paired repeats, and a verdict takes 4." in told

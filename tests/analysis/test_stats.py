@@ -19,7 +19,7 @@ from analysis.comparison.ratio import (
     ratio_of_pairs,
     repeats_to_add,
 )
-from analysis.comparison.verdict import of_speed, of_time
+from analysis.comparison.verdict import of_speed
 from tests.analysis.false_alarms import NOISE, Noise, misses
 from tests.helpers import interval
 
@@ -58,7 +58,8 @@ def test_the_verdict_follows_from_the_interval_and_turns_over_with_the_sides(val
     ratio, inverse = paired_ratio(dict(enumerate(values)), ones), paired_ratio(ones, dict(enumerate(values)))
     assert ratio is not None
     assert of_speed(ratio) == verdict
-    assert of_time(inverse) == verdict
+    assert inverse is not None
+    assert of_speed(inverse.inverse) == verdict
 
 
 @pytest.mark.parametrize("values", [[0.9, 1.1, 1.0, 1.0], [1.05, 1.37, 1.05, 1.37]])
@@ -99,7 +100,7 @@ def verdicts(noise: Noise, repeats: int, *, slower: float = 1.0, trials: int = 1
     times = noise(rng, (trials, 2 * repeats)).reshape(trials, repeats, 2)
     times = rng.permuted(times, axis=2) * [1.0, slower]
     found = [paired_ratio(dict(enumerate(b)), dict(enumerate(a))) for a, b in times.transpose(0, 2, 1).tolist()]
-    return [of_time(ratio) for ratio in found if ratio]
+    return [of_speed(ratio.inverse) for ratio in found if ratio]
 
 
 def test_what_is_slower_is_found_to_be() -> None:

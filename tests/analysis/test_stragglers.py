@@ -41,7 +41,7 @@ def test_a_percentile_needs_steps_beyond_it(tmp_path: Path, steps: int, known: i
 
 
 def test_the_slow_rank_is_the_one_that_computes_longest(tmp_path: Path) -> None:
-    """Ranks 0 to 3 need 4, 4, 6, 4 s of the processor, rank 3 in epoch 4 even 8: 6 ÷ 4, 6 ÷ 4 and 8 ÷ 5."""
+    """Ranks 0 to 3 need 4, 4, 6, 4 s of the processor, rank 3 in epoch 4 even 8: 6 ÷ 4, 6 ÷ 4 and 8 ÷ 4."""
 
     def cpu_s(epoch: int, rank: int) -> float:
         return 8.0 if (epoch, rank) == (4, 3) else 6.0 if rank == 2 else 4.0
@@ -51,7 +51,15 @@ def test_the_slow_rank_is_the_one_that_computes_longest(tmp_path: Path) -> None:
     )
     assert row["rank_imbalance"] == pytest.approx(1.5)
     assert (row["slow_rank"], row["slow_rank_share"]) == (2, pytest.approx(2 / 3))
-    assert row["node_imbalance"] == pytest.approx(5 / 4.5), "medians of the nodes: 4 and 5, 4 and 5, 4 and 7"
+    assert row["node_imbalance"] == 1.0, "median ranks of the nodes, the faster of two: 4 and 4, 4 and 4, 4 and 6"
+
+
+def test_of_two_ranks_and_of_two_nodes_the_median_one_is_the_faster(tmp_path: Path) -> None:
+    """4 and 6 s; of nodes of one rank each likewise."""
+    fake = Fake(cpu_time_s=lambda epoch, rank: 4.0 + 2.0 * rank, node=lambda rank: "ab"[rank])
+    row = one(tmp_path, fake)
+    assert (row["rank_imbalance"], row["node_imbalance"]) == (1.5, 1.5)
+    assert (row["slow_rank"], row["slow_rank_share"]) == (1, 1.0)
 
 
 def test_on_gpus_it_takes_the_phases(tmp_path: Path) -> None:
@@ -60,7 +68,7 @@ def test_on_gpus_it_takes_the_phases(tmp_path: Path) -> None:
 
     on_gpus: dict[str, Any] = {"device_type": "cuda", "cpu_time_s": lambda epoch, rank: 5.0 + rank}
     row = one(tmp_path / "attributed", Fake(**on_gpus, phases=phases))
-    assert (row["rank_imbalance"], row["slow_rank"], row["slow_rank_share"]) == (pytest.approx(3 / 2.5), 1, 1.0)
+    assert (row["rank_imbalance"], row["slow_rank"], row["slow_rank_share"]) == (pytest.approx(3 / 2), 1, 1.0)
     assert row["node_imbalance"] is None, "one node"
     assert one(tmp_path / "not", Fake(**on_gpus))["rank_imbalance"] is None
 

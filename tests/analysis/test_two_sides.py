@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 
 from analysis import UnlikeWork, by, compare, load
 from analysis.comparison import gate, printed
-from analysis.comparison.baseline import refused
-from analysis.comparison.configurations import summary
+from analysis.comparison.baseline import refusals
+from analysis.comparison.notes import write
+from analysis.comparison.summary import summary
 from analysis.runs.reader import Runs
 from parallelbench import cli
 from parallelbench.errors import ConfigError
@@ -213,7 +214,7 @@ def test_the_reports_refusals_name_the_keys_of_all_works_so_that_compare_takes_t
     sweep(tmp_path, {"single": BEFORE["single"]}, changes={"batch_size": 64})
     sweep(tmp_path, {"fsdp": BEFORE["ddp"]}, environment={"nice": 5})
     runs = sweep(tmp_path, {"fsdp": BEFORE["ddp"]}, environment={"python": "3.11"}, changes={"batch_size": 64})
-    lines = refused(runs)
+    lines = write(refusals(runs))
     assert ["differ in nice" in line for line in lines].count(True) == 1 == len(lines) - 1
     asked = {line.partition("`parallelbench compare … --across ")[2].removesuffix("`.") for line in lines}
     assert {tuple(sorted(keys.split(","))) for keys in asked} == {("nice", "python")}
@@ -265,8 +266,8 @@ def test_memory_of_processes_is_not_divided_by_that_of_tensors(tmp_path: Path) -
     ("factor", "code", "message"),
     [
         (1.10, 1, "FAIL: slower by more than 3 %: single × 1 by 10 % (at least "),
-        (1.04, 2, "UNDECIDED: single × 1 may be slower by up to 5."),
-        (1.02, 2, "UNDECIDED: single × 1 may be slower by up to 3."),
+        (1.04, 2, " may be slower by up to 5."),
+        (1.02, 2, " may be slower by up to 3."),
         (1.00, 0, "PASS: nothing is slower by more than 3 % with confidence: at most 1."),
         (0.80, 0, "PASS: nothing is slower by more than 3 % with confidence: all are faster, by 18."),
     ],
@@ -279,7 +280,8 @@ def test_the_gate_fails_what_is_slower_with_confidence_and_passes_nothing_that_m
     after = {name: [t * factor * w for t, w in zip(times, wobble, strict=True)] for name, times in before.items()}
     found = compare(sweep(tmp_path / "a", before), sweep(tmp_path / "b", after, at=BETWEEN))
     judged = gate.gate(found, margin=0.03)
-    assert (judged.code, judged.message[: len(message)]) == (code, message)
+    assert judged.code == code
+    assert message in judged.message, "both are slower by as much, so either may be named"
     assert code == 1 or re.search(
         r"; with these repeats a slow-down of \d\.\d+ % or more fails in 80 % of cases", judged.message
     )

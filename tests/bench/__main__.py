@@ -17,7 +17,7 @@ from parallelbench.world.machine import others_running, this_machine
 from tests.bench.page import HEADERS, PAGE, Row, cells, update
 
 PARTS = (
-    *("loop", "gpt_loop", "telemetry", "figures", "feeding", "seeds", "tuning", "trainers", "startup", "scale"),
+    *("loop", "gpt_loop", "telemetry", "figures", "feeding", "seeds", "trainers", "startup", "scale"),
     *(
         "program",
         "foreign",

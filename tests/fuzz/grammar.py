@@ -11,7 +11,7 @@ KEYS = (
     *("epochs", "devices", "nodes", "batch_size", "seed", "repeat", "device", "precision", "scaling", "compile"),
     *("optimizer.lr", "optimizer.momentum", "strategy.bucket_mib", "measure.parity", "site.partition", "data.files"),
     *("site.data_dir", "launcher.timeout_s", "sweep.repeats", "sweep.name", "sweep.blocks", "nccl.backend"),
-    *("preprocess.engine", "model._target_", "results", "tune", "site.setup", "site.modules"),
+    *("preprocess.engine", "model._target_", "results", "site.setup", "site.modules"),
 )
 GROUPS = (
     *("model", "data", "strategy", "optimizer", "lr_schedule", "loss", "metric", "loader", "measure"),
@@ -49,7 +49,7 @@ VALUES = (
 )
 OPTIONS = (
     *("--conf", "--plugin", "--retry", "--max-gpu-hours", "--json", "--watch", "--all", "--out", "--by", "--across"),
-    *("--fail-if-slower", "--file", "--bandwidth", "--follow", "--then", "--yes", "-m", "--multirun"),
+    *("--fail-if-slower", "--file", "--follow", "--then", "-m", "--multirun"),
     *("--cfg", "-x", "--", "-", "---"),
     *("--conf=", "--json=1", "--fast", "--fail-if-slower=3%", "--fail-if-slower=x", "--by=strategy=ddp,fsdp", "--by=a"),
 )
@@ -64,8 +64,8 @@ SHIPPED = (
     *("optimizer/adam", "loss/cross_entropy", "loader/dataloader", "sweep/demo", "site/default", "measure/default"),
 )
 """Files that are copied with something wrong in each."""
-CONFIGURED = ("plan", "show", "submit", "run", "tune")
-ON_FOLDERS = ("status", "logs", "cancel", "forget", "claims", "compare", "prune")
+CONFIGURED = ("plan", "show", "submit", "run")
+ON_FOLDERS = ("status", "logs", "cancel", "forget", "claims", "compare")
 NEVER = "results=/dev/null/x"
 """Whoever would train is refused: nothing can be written there."""
 
@@ -147,5 +147,5 @@ class Grammar:
     def _options(self, share: float) -> tuple[str, ...]:
         if self._draw.random() > share:
             return ()
-        option = self._draw.choice([each for each in OPTIONS if each not in ("--watch", "--bandwidth")])
+        option = self._draw.choice([each for each in OPTIONS if each != "--watch"])
         return (option, *([self._draw.choice(VALUES)] if self._draw.random() < 0.5 else []))

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from launch.slurm import record
-from launch.slurm.launcher import OnSlurm
+from launch.slurm import launcher, record
 from launch.slurm.record import Submission
 from parallelbench import cli
 from parallelbench.errors import StorageError
@@ -34,8 +33,8 @@ def sweep(tmp_path: Path, fake: FakeSlurm) -> Path:
 
 def queue(array: Submission, packed: Submission) -> str:
     return (
-        f"5|0|7|RUNNING|n1|N/A|N/A|{array.name}\n5|1|8|PENDING|None|N/A|N/A|{array.name}\n"
-        f"N/A|N/A|6|PENDING|None|N/A|N/A|{packed.name}\n"
+        f"5|0|7|RUNNING|n1|N/A|{array.name}\n5|1|8|PENDING|None|N/A|{array.name}\n"
+        f"N/A|N/A|6|PENDING|None|N/A|{packed.name}\n"
     )
 
 
@@ -99,15 +98,15 @@ def test_jobs_end_on_a_full_disk(
     """Neither the lock can be written, nor the id of a job whose answer was lost."""
     lost = submission(tasks=[["f"]])
     record.write(sweep, lost)
-    fake.answers["squeue"] += f"N/A|N/A|11|PENDING|None|N/A|N/A|{lost.name}\n"
+    fake.answers["squeue"] += f"N/A|N/A|11|PENDING|None|N/A|{lost.name}\n"
 
     def full(*_: object) -> None:
         raise StorageError("can't write: no space is left")
 
     monkeypatch.setattr(record, *(("_take", full) if fails == "lock" else ("write", full)))
     text = io.StringIO()
-    OnSlurm().cancel([sweep], Console(file=text, width=200))
+    launcher.cancel_sweeps([sweep], Console(file=text, width=200))
     assert told == [["scancel", "5", "6", "11"]]
     assert "4 jobs cancelled" in text.getvalue()
-    OnSlurm().cancel_runs([RunFolder(sweep / "a")], Console(file=text, width=200))
+    launcher.cancel_runs([RunFolder(sweep / "a")], Console(file=text, width=200))
     assert told[1:] == [["scancel", "5_0"]]

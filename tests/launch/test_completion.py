@@ -11,34 +11,53 @@ import sys
 import termios
 import time
 from collections.abc import Iterator
-from importlib.resources import files
 from pathlib import Path
 
 import pytest
 
+from launch.completion import keys
 from launch.sweep.compose import compose_plain, group_choices
-from launch.verbs.completion import candidates, read_line, written_in_bash
 from tests.surroundings import program
 from tests.warm import cold
 
-BREAKS = "\"'><=;|&(:"
-"""bash's COMP_WORDBREAKS, but for white space."""
 
-
-def after(line: str) -> list[str]:
-    """The candidates for the last word of a line."""
-    *words, current = line.split(" ")
-    return candidates(words, current)
+def after(line: str, folder: Path | None = None) -> list[str]:
+    """What the program offers bash for the last word of a line; of a word with `=` what follows it, as bash asks."""
+    asked = {
+        "COMP_LINE": f"parallelbench {line}",
+        "COMP_POINT": str(len(f"parallelbench {line}")),
+        "_ARGCOMPLETE": "1",
+        "_ARGCOMPLETE_SHELL": "bash",
+        "_ARGCOMPLETE_COMP_WORDBREAKS": " \t\n\"'><=;|&(:",
+        "_ARGCOMPLETE_SUPPRESS_SPACE": "1",  # bash adds it
+        "_ARGCOMPLETE_IFS": "\v",
+    }
+    with cold():
+        done = subprocess.run(
+            ["bash", "-c", '"$0" -m parallelbench.cli 8>&1 9>&2 1>/dev/null', sys.executable],
+            env=os.environ | asked | {"PYTHONPATH": os.pathsep.join(sys.path)},
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    assert not done.stderr
+    return done.stdout.split("\v") if done.stdout else []
 
 
 def test_keys_come_level_by_level_and_those_of_the_chosen_file_only() -> None:
     assert {"optimizer=", "optimizer.", "epochs="} <= {*after("run ")}
     assert after("run optimizer.l") == ["optimizer.lr=", "optimizer.lr_rule="], "those of the default, adam"
-    assert "optimizer.history_size=" in after("run optimizer=lbfgs optimizer.")
-    assert "optimizer.beta1=" not in after("run optimizer=lbfgs optimizer.")
     assert {"optimizer.beta1=", "optimizer.history_size="} <= {*after("run optimizer=lbfgs,adam optimizer.")}
+    lbfgs = after("run optimizer=lbfgs optimizer.")
+    assert "optimizer.history_size=" in lbfgs
+    assert "optimizer.beta1=" not in lbfgs
     assert {"optimizer.beta1=", "optimizer.history_size="} <= {*after("submit sweep=demo optimizer.")}, "any of them"
+
+
+def test_a_level_that_is_the_only_one_is_entered_as_shells_put_a_space_after_single_words() -> None:
     assert after("run site.hardware.net") == ["site.hardware.network_gbit_per_s="]
+    assert "site.hardware.accelerator=" in after("run site.hard")
 
 
 @pytest.mark.parametrize("group", sorted({*group_choices()} - {"sweep", "site"}))
@@ -46,7 +65,8 @@ def test_keys_that_are_offered_are_keys(group: str) -> None:
     """Hydra refuses a key that the chosen file does not have; options that are null or absent by default are added."""
     for name in group_choices()[group]:
         node = compose_plain([f"{group}={name}"])[group]
-        offered = {key.removeprefix(f"{group}.").rstrip("=") for key in after(f"run {group}={name} {group}.")}
+        below = [key.removeprefix(f"{group}.") for key in keys(group, [name], None) if key.startswith(f"{group}.")]
+        offered = {key.partition(".")[0] for key in below}
         assert offered >= {key for key in node if key not in ("_target_", "name")}, name
         assert offered <= {*node}, name
 
@@ -54,27 +74,32 @@ def test_keys_that_are_offered_are_keys(group: str) -> None:
 @pytest.mark.parametrize(
     ("line", "offered"),
     [
-        ("run precision=b", ["precision=bf16 "]),
-        ("run compile=", ["compile=true ", "compile=false "]),
-        ("submit precision=fp32,b", ["precision=fp32,bf16 "]),  # the next value of a list
+        ("run precision=b", ["bf16"]),
+        ("run compile=", ["true", "false"]),
+        ("submit strategy=dd", ["ddp"]),
+        ("submit precision=fp32,b", ["fp32,bf16"]),  # the next value of a list
         ("run epochs=", []),
-        ("submit --retry oom,par", ["oom,parity_failed "]),
-        ("advise --objective g", ["gpu_hours "]),
-        ("claims results scaling_st", ["scaling_steady "]),
+        ("submit sweep=demo --then report prec", ["precision="]),  # overrides may follow an option
+        ("submit --retry oom,par", ["oom,parity_failed"]),
+        ("advise --objective g", ["gpu_hours"]),
+        ("claims results scaling_st", ["scaling_steady"]),
         ("report results --figure scaling_st", []),  # a claim is no figure
-        ("compare results --by strategy=ddp,hs", ["strategy=ddp,hsdp "]),
-        ("help optimizer.lr_", ["optimizer.lr_rule "]),
-        ("subm", ["submit "]),
-        ("plan --js", ["--json "]),
+        ("compare results --by strategy=ddp,hs", ["ddp,hsdp"]),
+        ("help optimizer.lr_", ["optimizer.lr_rule"]),
+        ("subm", ["submit"]),
+        ("plan --js", ["--json"]),
         ("plan --json --js", []),  # once is enough
-        ("nonsense ", []),
-        ("status ", ["results/"]),
+        ("status ", ["my\\ runs/", "results/"]),
+        ("status my", ["my\\ runs/"]),
+        ("status my\\ runs/", ["my\\ runs/demo/"]),
+        ("status 'my runs/", ["my runs/demo/"]),  # within quotes nothing is escaped
         ("compare results/", ["results/demo/"]),
-        ("compare results ", ["results/"]),  # B after A
+        ("compare results res", ["results/"]),  # B after A
         ("status results ", []),  # one folder only
-        ("run results=r", ["results=results/"]),
-        ("advise --check s", ["steps.csv "]),
-        ("report results --out=re", ["--out=results/"]),
+        ("run results=r", ["results/"]),
+        ("run results=m", ["my\\ runs/"]),
+        ("advise --check s", ["steps.csv"]),
+        ("report results --out=re", ["results/"]),
         ("status .h", [".hidden/"]),
         ("status ~/re", ["~/results/"]),
         ("status nowhere/", []),
@@ -83,12 +108,11 @@ def test_keys_that_are_offered_are_keys(group: str) -> None:
 def test_what_may_follow_is_offered(
     line: str, offered: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
-    for folder in ("results/demo", ".hidden"):
+    for folder in ("results/demo", "my runs/demo", ".hidden"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "steps.csv").touch()
-    assert after(line) == offered
+    assert after(line, tmp_path) == offered
 
 
 def test_ones_own_files_are_offered_too(tmp_path: Path) -> None:
@@ -98,56 +122,67 @@ def test_ones_own_files_are_offered_too(tmp_path: Path) -> None:
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment" / "quick.yaml").write_text("# @package _global_\nepochs: 1\n")
     line = f"submit --conf {tmp_path} "
-    assert after(f"{line}strategy=my_r") == ["strategy=my_ring "]
+    assert after(f"{line}strategy=my_r") == ["my_ring"]
     assert after(f"{line}strategy=my_ring strategy.") == ["strategy.hops="]
     assert after(f"{line}strategy=my_torn strategy.") == []
-    assert after(f"{line}experiment=") == ["experiment=quick "]
+    assert after(f"{line}experiment=") == ["quick"]
 
 
-@pytest.mark.parametrize(
-    ("line", "words", "current", "reply"),
-    [
-        ("p run strategy=dd", ["p", "run"], "strategy=dd", "ddp "),
-        ("p run 'strategy=dd", ["p", "run"], "strategy=dd", "strategy=ddp"),
-        ('p run strategy="dd', ["p", "run"], "strategy=dd", "ddp"),
-        (r"p run strategy\=dd", ["p", "run"], "strategy=dd", "strategy=ddp "),
-        (r"p 'a b' c\ d strategy=dd", ["p", "a b", "c d"], "strategy=dd", "ddp "),
-        ("p run '' strategy=", ["p", "run", ""], "strategy=", "ddp "),
-        (r'p "a\"b\c" strat"egy"=d', ["p", r"a\"b\c".replace('\\"', '"')], "strategy=d", "ddp "),
-    ],
-)
-def test_a_line_of_bash_is_read_as_bash_reads_it(line: str, words: list[str], current: str, reply: str) -> None:
-    read = read_line(line, BREAKS)
-    assert (read.words, read.current) == (words, current)
-    assert written_in_bash("strategy=ddp ", read) == reply
-
-
-def test_a_tab_loads_nothing_that_takes_long() -> None:
+def test_a_tab_loads_nothing_that_takes_long_and_other_calls_do_not_load_argcomplete(tmp_path: Path) -> None:
     code = """
-import sys
+import os, sys
 from parallelbench.cli import main
-assert main(["completion", "zsh", "--words", "submit", "strategy=dd"]) == 0
-heavy = ("torch", "hydra", "omegaconf", "msgspec", "numpy", "polars", "yaml", "rich", "submitit")
-print([name for name in heavy if name in sys.modules])
+
+def loaded(*names):
+    return [name for name in names if name in sys.modules]
+
+def end(status):
+    print(loaded("torch", "hydra", "omegaconf", "msgspec", "numpy", "polars", "yaml", "rich", "submitit"))
+    raise SystemExit(status)
+
+try:
+    main(["--version"])
+except SystemExit:
+    print(loaded("argcomplete"))
+os._exit = end
+line = "parallelbench submit strategy=dd"
+os.environ |= {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line))}
+os.environ["_ARGCOMPLETE_STDOUT_FILENAME"] = "answer"
+main()
 """
     with cold():
-        done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True)
-    assert done.stdout.splitlines() == ["strategy=ddp ", "[]"]
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+    assert done.stdout.splitlines()[1:] == ["[]", "[]"]
+    assert (tmp_path / "answer").read_text() == "strategy=ddp "
 
 
 # --- the shells themselves
 
 SHELLS = {
-    "bash": (["bash", "--norc", "--noprofile", "-i"], 'PS1="ready> "; eval "$(parallelbench completion bash)"'),
+    "bash": (
+        ["bash", "--norc", "--noprofile", "-i"],
+        'PS1="ready> "; eval "$(register-python-argcomplete parallelbench)"',
+    ),
     "zsh": (
         ["zsh", "-f", "-i"],
-        'PS1="ready> "; autoload -Uz compinit; compinit -u -D; eval "$(parallelbench completion zsh)"',
+        'PS1="ready> "; autoload -Uz compinit; compinit -u -D; eval "$(register-python-argcomplete parallelbench)"',
     ),
     "fish": (
         ["fish", "--no-config", "--interactive"],
         "function fish_prompt; echo 'ready> '; end; set -g fish_autosuggestion_enabled 0; "
-        "parallelbench completion fish | source",
+        "register-python-argcomplete --shell fish parallelbench | source",
     ),
+}
+PROGRAMS = {
+    "parallelbench": "parallelbench.cli",
+    "register-python-argcomplete": "argcomplete.scripts.register_python_argcomplete",
 }
 PRESSED = {
     "subm": ["submit"],
@@ -155,23 +190,26 @@ PRESSED = {
     "submit strategy=ddp,pipe": ["submit", "strategy=ddp,pipeline"],
     "submit optimizer.lr_": ["submit", "optimizer.lr_rule="],
     "submit sweep=dem": ["submit", "sweep=demo"],
-    "plan --same": ["plan", "--same-plugin"],
     "report my": ["report", "my runs/"],
     "report my\\ runs/d": ["report", "my runs/demo/"],
     "submit results=my": ["submit", "results=my runs/"],
+    "submit --then report results=my": ["submit", "--then", "report", "results=my runs/"],
     "report 'my": ["report", "my runs/"],
     "report ~/my": ["report", "HOME/my runs/"],
 }
+QUOTES_HOME = ("zsh",)
+"""Shells in which argcomplete's candidates quote a first ~, so that it stays a ~ until the program reads it."""
 
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     """A folder with results in it, and with the program, as a shell would find it."""
     (tmp_path / "my runs" / "demo").mkdir(parents=True)
-    program = tmp_path / "bin" / "parallelbench"
-    program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m parallelbench.cli "$@"\n')
-    program.chmod(0o755)
+    (tmp_path / "bin").mkdir()
+    for name, module in PROGRAMS.items():
+        program = tmp_path / "bin" / name
+        program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m {module} "$@"\n')
+        program.chmod(0o755)
     return tmp_path
 
 
@@ -224,17 +262,5 @@ def test_tabs_complete_in_the_shell_itself(terminal: tuple[str, int], place: Pat
         closing = "'" * (typed.count("'") % 2) if shell != "bash" else ""  # bash closes the quote itself
         os.write(ours, f"parallelbench {typed}\t{closing}{to_start}printf '<%s>' \r".encode())
         printed = until(ours, r"(<parallelbench>(?:<[^<>]*>)*)[\s\S]*ready> ")
-        assert printed == "".join(f"<{word.replace('HOME', str(place))}>" for word in ["parallelbench", *words]), typed
-
-
-def test_candidates_of_bash_are_no_patterns(tmp_path: Path) -> None:
-    """In an open quote they come unquoted, and bash may not replace them by files that they match."""
-    program = tmp_path / "program"
-    program.write_text("#!/bin/sh\necho 'a*'\necho 'two words '\n")
-    program.chmod(0o755)
-    (tmp_path / "a1").touch()
-    (tmp_path / "a2").touch()
-    script = files("launch.verbs.completion").joinpath("scripts", "bash").read_text()
-    press = f"{script}\n_parallelbench ./program\nprintf '[%s]' \"${{COMPREPLY[@]}}\""
-    done = subprocess.run(["bash", "-c", press], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert done.stdout == "[a*][two words ]"
+        home = "~" if shell in QUOTES_HOME else str(place)
+        assert printed == "".join(f"<{word.replace('HOME', home)}>" for word in ["parallelbench", *words]), typed

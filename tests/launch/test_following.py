@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from launch.launcher import RunStatus, SweepStatus
 from launch.slurm import record, scheduler
-from launch.slurm.launcher import OnSlurm
+from launch.states import RunStatus, SweepStatus
 from launch.verbs import status
 from parallelbench import cli
 from parallelbench.results.attempt import Outcome, OutcomeName
@@ -98,7 +97,7 @@ def test_follow_ends_where_the_run_can_not_be_known(
         raise scheduler.NoSlurmError("there is no squeue here: run this on the cluster's login node")
 
     monkeypatch.setattr(scheduler, "ask", nowhere)
-    assert status.follow_output(run, list, [OnSlurm()]) == 1
+    assert status.follow_output(run, list) == 1
     assert not slept
     assert "a: unknown: it may be queued, but there is no squeue here: run this on" in capsys.readouterr().out
 
@@ -132,7 +131,7 @@ def test_follow_prints_each_byte_once(
     """Also a letter of two bytes that is written in two parts, and what comes with the end."""
     growing = Growing(RunFolder(tmp_path), [b"one\n", b"tw\xc3", b"\xb6\n", b"last\n"], last)
     monkeypatch.setattr(status, "glance", growing.glance)
-    assert status.follow_output(growing.run, growing.files, []) == code
+    assert status.follow_output(growing.run, growing.files) == code
     out = capsys.readouterr().out
     assert out.startswith(f"==> {growing.log} <==\none\ntwö\nlast\n{tmp_path.name}: {last.label}")
     assert len(slept) == 3
@@ -155,7 +154,7 @@ def test_follow_waits_for_a_queued_run_and_asks_seldom(
 ) -> None:
     clock, asked = [0.0], []
 
-    def ask(look: list[tuple[RunFolder, State]], _: object) -> SweepStatus:
+    def ask(look: list[tuple[RunFolder, State]]) -> SweepStatus:
         asked.append(clock[0])
         over = RunStatus(MISSING, "missing", "its job was cancelled")
         return SweepStatus({look[0][0]: QUEUED if clock[0] < 30 else over})
@@ -167,7 +166,7 @@ def test_follow_waits_for_a_queued_run_and_asks_seldom(
     monkeypatch.setattr(status.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(status, "glance", lambda _: MISSING)
     monkeypatch.setattr(status, "overview", ask)
-    assert status.follow_output(RunFolder(tmp_path), list, []) == 0
+    assert status.follow_output(RunFolder(tmp_path), list) == 0
     assert asked == [0.0, 5.0, 12.5, 24.0, 41.0]
     text = capsys.readouterr().out
     assert text == f"queued: Resources\n{tmp_path.name}: missing: its job was cancelled\n"

@@ -11,7 +11,7 @@ import analysis.metrics.disturbance
 from analysis import by, load, summary
 from analysis.claims import judge
 from analysis.comparison import issues
-from analysis.comparison.baseline import refused
+from analysis.comparison.baseline import refusals
 from analysis.comparison.campaign import campaign
 from analysis.comparison.verdict import SpeedVerdict
 from parallelbench.cli import main
@@ -33,7 +33,7 @@ def test_one_sweep_has_one_speed_up_everywhere(
     code, text = completed("submit", *sweep, results=tmp_path)
     assert code == 0, text
     runs = load(tmp_path)
-    assert refused(runs) == []
+    assert refusals(runs) == []
     assert [pairing.unlike_environments for _, pairing in campaign(runs).others] == [{}]
     one, two = summary(runs).to_dicts()
     assert (one["configuration"], two["configuration"]) == ("single × 1", "ddp × 2")

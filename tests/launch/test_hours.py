@@ -1,4 +1,4 @@
-"""Hours that jobs may use, and that attempts have used."""
+"""Device-hours that attempts have used."""
 
 from __future__ import annotations
 
@@ -9,15 +9,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from launch.slurm.launcher import _hours
-from launch.slurm.queue import JobStatus, Tracker, left, used
-from launch.slurm.sbatch import Hours
+from launch.slurm.queue import used
 from parallelbench.results.attempt import Attempt
-from parallelbench.results.folder import RunFolder, State
+from parallelbench.results.folder import RunFolder
 from tests.faults import fault
 from tests.launch.fake_slurm import submission
-
-LIMIT_S = 3600.0
 
 
 def begun(folder: Path, job: str, *, ago_s: float, took_s: float) -> Attempt:
@@ -28,24 +24,6 @@ def begun(folder: Path, job: str, *, ago_s: float, took_s: float) -> Attempt:
         (attempt.path / name).touch()
         os.utime(attempt.path / name, (at, at))
     return attempt
-
-
-def test_what_a_job_may_use_yet_is_less_the_more_it_has_used(tmp_path: Path) -> None:
-    mine = submission(token="mine", job="17", tasks=[["a"]], devices=2)  # two GPUs for an hour, three times at most
-    assert mine.launcher.attempts == 3
-    foreign = begun(tmp_path / "a", "other.5.2", ago_s=9000, took_s=900)
-    assert left(mine, [foreign], running=False).gpu == pytest.approx(2 * 3), "not of this job"
-    first = begun(tmp_path / "a", "mine.17.0", ago_s=4000, took_s=1800)
-    assert left(mine, [foreign, first], running=False).gpu == pytest.approx(2 * 2), "it waits for its second start"
-    second = begun(tmp_path / "a", "mine.17.1", ago_s=900, took_s=600)
-    attempts = [foreign, first, second]
-    assert left(mine, attempts, running=True).gpu == pytest.approx(2 * (1 + 0.75), abs=0.01)
-    ends_at = time.time() + 2 * LIMIT_S
-    extended = left(mine, attempts, running=True, ends_at=ends_at).gpu
-    assert extended == pytest.approx(2 * (1 + 2), abs=0.01), "an operator has given it more time"
-    assert used([mine], attempts).gpu == pytest.approx(2 * (900 + 1800 + 600) / LIMIT_S, abs=0.01)
-    last = begun(tmp_path / "a", "mine.17.2", ago_s=7200, took_s=600)
-    assert left(mine, [*attempts, last], running=True) == Hours(), "never less than nothing"
 
 
 @fault(
@@ -60,9 +38,8 @@ def test_each_attempt_is_charged_the_devices_of_its_own_submission(tmp_path: Pat
     for number, token in enumerate(JOBS):
         begun(tmp_path / "a", f"{token}.1{number}.0", ago_s=9e4, took_s=3600)
     begun(tmp_path / "a", "", ago_s=9000, took_s=3600)  # by hand, in no job
-    entries = {RunFolder(tmp_path / "a"): JobStatus(State("failed"), "17")}
-    spent, _ = zip(*_hours(Tracker.unanswered([first, second, on_cores]), entries), strict=True)
-    assert (sum(spent, Hours()).gpu, sum(spent, Hours()).cpu) == pytest.approx((5, 3), rel=0.01)
+    spent = used([first, second, on_cores], RunFolder(tmp_path / "a").attempts())
+    assert (spent.gpu, spent.cpu) == pytest.approx((5, 3), rel=0.01)
 
 
 JOBS = {"first": 4, "second": 1, "cores": 3}

@@ -14,8 +14,11 @@ import msgspec
 import pyarrow.parquet as pq
 import pytest
 
+from launch import local
 from launch.attempt.processes import Training
 from launch.attempt.supervisor import NotBegun, carry_out
+from launch.local import OnThisMachine
+from launch.sweep import expand
 from parallelbench.config.identity import run_id
 from parallelbench.results import attempt as attempt_module
 from parallelbench.results import liveness
@@ -24,7 +27,7 @@ from parallelbench.results.folder import RunFolder
 from parallelbench.results.journal import Journal
 from tests.analysis.factory import Fake, begin, write_epochs
 from tests.faults import fault
-from tests.helpers import configured
+from tests.helpers import TINY, configured
 
 
 def carried_out(folder: RunFolder, train: Callable[[Training], Outcome], *, job: str = "") -> Outcome | NotBegun:
@@ -136,3 +139,15 @@ def test_a_result_that_is_published_later_says_where_it_was_measured(tmp_path: P
     (row,) = pq.read_table(folder.result / "run.parquet").to_pylist()
     configured_then = json.loads(row["config_json"])
     assert (row["launcher"], configured_then["site"]["name"]) == ("slurm", "vtrain")
+
+
+def test_a_run_that_was_forgotten_while_it_waited_is_trained_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    item = OnThisMachine().prepare(expand([*TINY, "device=cpu", f"results={tmp_path}"])[0])
+    seen: list[bool] = []
+    monkeypatch.setattr(
+        local, "carry_out", lambda folder, *_, **__: seen.append((folder.path / "config.yaml").exists())
+    )
+    OnThisMachine()._start(item, frozenset(), lambda _: None, submit="x")  # type: ignore[arg-type, return-value]
+    assert seen == [True]

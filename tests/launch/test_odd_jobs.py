@@ -1,4 +1,4 @@
-"""What `status` says of jobs that are stuck, suspended, resumed, or another user's; and of nodes that are out."""
+"""What `status` says of jobs that are suspended, resumed, or another user's."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +14,17 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from launch.launcher import RunStatus
 from launch.slurm import record, scheduler, submit
-from launch.slurm.launcher import OnSlurm
-from launch.slurm.queue import STUCK_S, JobStatus, left, track
+from launch.slurm.queue import JobStatus
 from launch.slurm.scheduler import NoJob, QueuedJob, SubmissionError
+from launch.states import RunStatus
 from launch.verbs.run import busy_programs
 from launch.verbs.status import overview, progress, rendered
 from parallelbench.results.attempt import Outcome, OutcomeName
 from parallelbench.results.folder import RunFolder, State
-from tests.faults import fault
 from tests.launch.fake_slurm import MISSING, FakeSlurm, group, programs, submission
 
 HOUR_S = 3600.0
-OPERATORS = "Slurm can't end 1 job (COMPLETING), so devices stay taken: tell the cluster's operators of 5"
 
 
 def ended(label: OutcomeName, ago_s: float) -> State:
@@ -36,106 +32,11 @@ def ended(label: OutcomeName, ago_s: float) -> State:
     return State("done" if label == "ok" else "failed", outcome, 1)
 
 
-@pytest.fixture
-def began() -> Callable[[RunFolder, str, float], None]:
-    """Lets a job's start have begun an attempt so long ago."""
-
-    def begin(folder: RunFolder, job: str, ago_s: float) -> None:
-        folder.path.mkdir(parents=True, exist_ok=True)
-        attempt = folder.claim(job=job)
-        assert attempt is not None
-        os.utime(attempt.path / "supervisor.json", (time.time() - ago_s,) * 2)
-
-    return begin
-
-
-@pytest.mark.parametrize(
-    ("label", "ago_s", "job_state", "told"),
-    [
-        ("ok", 600.0, "RUNNING", "1 job of runs that are over did not end, and hold their devices: scancel 5"),
-        ("oom", 600.0, "COMPLETING", OPERATORS),
-        ("killed", 600.0, "COMPLETING", OPERATORS),  # also where Slurm will start it again afterwards
-        ("ok", STUCK_S / 2, "RUNNING", ""),  # it is ending
-        ("killed", 600.0, "RUNNING", ""),  # it will go on
-        ("killed", STUCK_S / 2, "COMPLETING", ""),
-        ("ok", 600.0, "PENDING", ""),  # it holds nothing
-        ("ok", 5000.0, "RUNNING", ""),  # ended before this submission
-    ],
-)
-def test_a_job_that_holds_its_devices_for_a_finished_run_is_told(
-    label: OutcomeName,
-    ago_s: float,
-    job_state: str,
-    told: str,
-    tmp_path: Path,
-    fake: FakeSlurm,
-    began: Callable[[RunFolder, str, float], None],
-) -> None:
-    """A process that does not end keeps a job alive up to its time limit: an hour, of which 25 minutes are over."""
-    mine = submission(token="mine", job="5", tasks=[["a"]], created_at=time.time() - 4000)
-    record.write(tmp_path, mine)
-    run = RunFolder(tmp_path / "a")
-    began(run, "mine.5.0", 1500.0)
-    fake.answers["squeue"] = f"N/A|N/A|5|{job_state}|n1|N/A|N/A|{mine.name}\n"
-    notes = OnSlurm().status({tmp_path: [(run, ended(label, ago_s))]}).notes
-    assert [line for line in notes if "hours" not in line] == ([told] if told else [])
-    assert ("at most 0.58 GPU-hours more" in " ".join(notes)) == ("scancel" in told)
-
-
-@fault(
-    "lifecycle",
-    "A job that Slurm can't end",
-    injection="a squeue that says for a day that the job of a killed run, or of one that never began, is COMPLETING",
-    outcome="the job is named, and submit starts the run again; one that Slurm queues again is waited for",
-)
-@pytest.mark.parametrize("state", [ended("killed", 24 * HOUR_S), MISSING])
-@pytest.mark.parametrize(
-    ("ends_in_s", "over"), [(-24 * HOUR_S, True), (-STUCK_S / 2, False), (HOUR_S, False), (None, False)]
-)
-def test_a_job_that_hangs_in_its_end_does_not_keep_its_run(
-    state: State,
-    ends_in_s: float | None,
-    over: bool,
-    tmp_path: Path,
-    fake: FakeSlurm,
-    began: Callable[[RunFolder, str, float], None],
-) -> None:
-    mine = submission(token="mine", job="5", tasks=[["a"]], created_at=1.0)
-    record.write(tmp_path, mine)
-    run = RunFolder(tmp_path / "a")
-    if state != MISSING:
-        began(run, "mine.5.0", 25 * HOUR_S)
-    at = "N/A" if ends_in_s is None else time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + ends_in_s))
-    fake.answers["squeue"] = f"N/A|N/A|5|COMPLETING|n1|N/A|{at}|{mine.name}\n"
-    look = {tmp_path: [(run, state)]}
-    tracker = track({tmp_path: [mine]}, look)[tmp_path]
-    status, seen = tracker.status(run, state), OnSlurm().status(look)
-    assert (status.label, status.starts(frozenset())) == ((state.label, True) if over else ("running", False))
-    assert seen.runs[run].live is not over, "what `status --watch` waits for"
-    assert (OPERATORS in seen.notes) == (over or state != MISSING)
-    assert tracker.in_queue() == ([] if over else list(tracker.queue.values())), "what a report waits for"
-
-
-@pytest.mark.parametrize(("ago_s", "asked"), [(600.0, ["squeue"]), (STUCK_S + 1.1 * HOUR_S, []), (1.0, [])])
-def test_a_finished_sweep_is_asked_about_only_while_a_job_could_be_stuck(
-    ago_s: float, asked: list[str], tmp_path: Path, fake: FakeSlurm
-) -> None:
-    record.write(tmp_path, submission(job="5", tasks=[["a"]], created_at=1.0))
-    OnSlurm().status({tmp_path: [(RunFolder(tmp_path / "a"), ended("ok", ago_s))]})
-    assert fake.asked == asked
-
-
 @pytest.mark.parametrize("state", ["SUSPENDED", "STOPPED"])
-def test_a_suspended_job_is_not_shown_as_running(
-    state: str, tmp_path: Path, began: Callable[[RunFolder, str, float], None]
-) -> None:
+def test_a_suspended_job_is_not_shown_as_running(state: str) -> None:
     status = JobStatus(State("running"), "5", QueuedJob("5", state, "None", "", "x"))
     assert (status.label, status.reason) == ("queued", "suspended: it has begun, and Slurm goes on with it later")
     assert not status.starts(frozenset())
-    run, mine = RunFolder(tmp_path / "a"), submission(token="mine")
-    began(run, "mine.5.2", 1800.0)
-    assert left(mine, run.attempts(), running=True).gpu == pytest.approx(0.5, abs=0.01)
-    assert left(mine, run.attempts(), running=True, paused=True).gpu == 1.0, "Slurm's clock stands still"
 
 
 @pytest.mark.parametrize("kept_first", [True, False])
@@ -174,7 +75,7 @@ def test_another_users_queued_runs_are_not_called_missing(
     monkeypatch.setattr(record.os, "geteuid", lambda: os.getuid() + 4242)
     monkeypatch.setattr(record, "require_own", lambda path: record_refusal(path))
     looks = [(RunFolder(tmp_path / "a"), MISSING), (RunFolder(tmp_path / "b"), ended("oom", 600.0))]
-    view = overview(looks, [OnSlurm()])
+    view = overview(looks)
     labels = [status.label for status in view.runs.values()]
     assert labels == ["unknown", "oom"]
     console = Console(width=300, file=io.StringIO())
@@ -196,7 +97,7 @@ ODD = r"caf\351 | \377"
 
 def test_jobs_whose_names_are_no_utf_8_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slurm keeps the bytes that sbatch was given, and shows them to all commands."""
-    queue = rf"printf '5|N/A|5|RUNNING|n1|N/A|N/A|{ODD}\n6|N/A|6|PENDING|None|N/A|N/A|parallelbench-x\n'"
+    queue = rf"printf '5|N/A|5|RUNNING|n1|N/A|{ODD}\n6|N/A|6|PENDING|None|N/A|parallelbench-x\n'"
     programs(tmp_path / "bin", monkeypatch, squeue=queue, scancel=f"printf '{ODD}' >&2; exit 1", srun=f"printf '{ODD}'")
     known = scheduler.queue()
     assert (known["5"].state, known["6"].name) == ("RUNNING", "parallelbench-x")

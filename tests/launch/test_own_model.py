@@ -14,7 +14,7 @@ import polars as pl
 import pytest
 import torch
 
-from launch.launcher import check_data
+from launch.checks import check_data
 from launch.sweep import expand, one_run
 from launch.sweep.compose import Extension
 from launch.verbs import run as verb

@@ -1,4 +1,4 @@
-"""A plugin's sources are a part of its runs' identity: a changed one makes new runs, or its user says otherwise."""
+"""A plugin's sources are a part of its runs' identity: a changed one makes new runs."""
 
 from __future__ import annotations
 
@@ -12,23 +12,19 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from msgspec import structs
 from rich.console import Console
 
 from launch.launcher import SubmitOptions, launcher_of
 from launch.sweep import expand, one_run
 from launch.sweep.compose import Extension
-from launch.sweep.extension import extension
-from launch.verbs.run import notes_on_sources
 from parallelbench.cli import main
 from parallelbench.config.build import from_mapping, to_mapping
 from parallelbench.config.identity import run_id
-from parallelbench.config.plugin import require_sources, sources_now
+from parallelbench.config.plugin import sources_now
 from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError
 from parallelbench.measure.environment import capture
 from parallelbench.results.folder import RunFolder
-from tests.analysis.factory import published
 from tests.helpers import TINY
 from tests.launch.conftest import CODE, forget_the_import
 
@@ -43,8 +39,8 @@ def write(folder: Path, code: str) -> None:
     forget_the_import()
 
 
-def asked(*overrides: str, same: bool = False) -> RunConfig:
-    return one_run([*MINE, *overrides], Extension(Path("conf").absolute(), "mystrategies", same)).run
+def asked(*overrides: str) -> RunConfig:
+    return one_run([*MINE, *overrides], Extension(Path("conf").absolute(), "mystrategies")).run
 
 
 names = st.sampled_from(["a.py", "b.py", "sub/a.py", "sub/deep/c.py", "__init__.py"])
@@ -117,45 +113,6 @@ def test_a_component_of_the_suite_has_no_such_key(in_it: Path) -> None:
         from_mapping(plain)
 
 
-def test_same_plugin_finds_the_runs_of_the_former_sources(in_it: Path) -> None:
-    first = asked()
-    assert asked(same=True) == first, "there are none yet"
-    RunFolder.of(first).write_intent(first, [])
-    write(in_it, CHANGED)
-    now, same = asked(), asked(same=True)
-    assert run_id(same) == run_id(first) != run_id(now)
-    assert (same.plugin_sources, same.same_plugin) == (first.plugin_sources, now.plugin_sources)
-    longer = structs.replace(asked("epochs=2"), plugin_sources=first.plugin_sources)
-    assert run_id(asked("epochs=2", same=True)) == run_id(longer), "those that are missing join them"
-
-
-def test_same_plugin_is_proposed_only_where_it_finds_something(in_it: Path) -> None:
-    def told() -> str:
-        extension = Extension(in_it / "conf", "mystrategies")
-        return " ".join(notes_on_sources(expand([*MINE, "epochs=1,2"], extension), extension))
-
-    first = asked()
-    RunFolder.of(first).write_intent(first, [])
-    write(in_it, CHANGED)
-    assert told() == "", "it never began"
-    published(first)
-    assert "1 run is new, since mystrategies has changed" in told()
-    assert "(--same-plugin goes on with those" in told()
-
-
-def test_same_plugin_finds_runs_of_a_release_that_recorded_no_sources(in_it: Path) -> None:
-    old = structs.replace(asked(), plugin_sources="")
-    RunFolder.of(old).write_intent(old, [])
-    assert run_id(asked()) != run_id(old)
-    assert run_id(asked(same=True)) == run_id(old)
-    require_sources(asked(same=True))
-
-
-def test_same_plugin_needs_a_plugin() -> None:
-    with pytest.raises(ConfigError, match="name it with --plugin"):
-        extension(None, None, same_plugin=True)
-
-
 def test_a_run_does_not_start_with_other_sources_than_it_was_asked_for_with(in_it: Path) -> None:
     planned = expand(MINE, Extension(in_it / "conf", "mystrategies"))[0]
     launcher = launcher_of(planned.run)
@@ -166,22 +123,6 @@ def test_a_run_does_not_start_with_other_sources_than_it_was_asked_for_with(in_i
     assert outcome is not None
     assert outcome.outcome == "error"
     assert "mystrategies has changed since this run was asked for (mystrategies@" in outcome.reason
-
-
-@pytest.mark.parametrize("same", [False, True])
-def test_sources_that_count_as_the_same_may_train_and_no_third_ones(in_it: Path, same: bool) -> None:
-    run = asked()
-    write(in_it, CHANGED)
-    found = asked().plugin_sources
-    if same:
-        require_sources(structs.replace(run, same_plugin=found))
-    else:
-        with pytest.raises(ConfigError, match=f"{run.plugin_sources} then, {found} now"):
-            require_sources(run)
-    write(in_it, CODE + "# a third version\n")
-    asked()
-    with pytest.raises(ConfigError, match="has changed"):
-        require_sources(structs.replace(run, same_plugin=found))
 
 
 def test_the_environment_tells_the_sources_and_their_commit(in_it: Path) -> None:
@@ -214,10 +155,5 @@ def test_an_edited_plugin_is_to_be_measured_and_plan_says_why(in_it: Path, capsy
     assert "missing" in plan
     notes = json.loads(said("plan", "--json"))["notes"]
     assert "1 run is new, since mystrategies has changed" in " ".join(notes)
-    same = said("plan", "--same-plugin")
-    assert "--same-plugin: 1 run counts as one of mystrategies@" in same
-    assert " ok" in same
-    assert "missing" not in same
-    assert "1 run is done" in said("submit", "--same-plugin")
     said("submit")
     assert len(list((in_it / "results" / "adhoc").glob("*/result/manifest.json"))) == 2

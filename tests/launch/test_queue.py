@@ -11,15 +11,14 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from launch.launcher import RunStatus
-from launch.slurm import record, scheduler
+from launch.slurm import launcher, record, scheduler
 from launch.slurm.job import Job
-from launch.slurm.launcher import OnSlurm
 from launch.slurm.queue import JobStatus, Tracker, by_run, track
 from launch.slurm.record import Submission
 from launch.slurm.sbatch import slurm
 from launch.slurm.scheduler import QueuedJob, tasks_of
 from launch.slurm.submit import not_submitted
+from launch.states import RunStatus
 from parallelbench import cli
 from parallelbench.errors import ConfigError, StorageError
 from parallelbench.results import liveness
@@ -176,11 +175,11 @@ def test_cancel_ends_all_jobs_and_says_how_runs_begin_again(
     saved.parent.mkdir(parents=True)
     saved.touch()
     fake.answers["squeue"] = (
-        "".join(f"5|{task}|{5 + task}|RUNNING|n1|N/A|N/A|{first.name}\n" for task in range(2))
-        + f"N/A|N/A|6|PENDING|None|N/A|N/A|{second.name}\n"
+        "".join(f"5|{task}|{5 + task}|RUNNING|n1|N/A|{first.name}\n" for task in range(2))
+        + f"N/A|N/A|6|PENDING|None|N/A|{second.name}\n"
     )
     console = Console(width=300, file=io.StringIO())
-    OnSlurm().cancel([tmp_path], console)
+    launcher.cancel_sweeps([tmp_path], console)
     assert told == [["scancel", "5", "6"]]
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "3 jobs cancelled" in text
@@ -218,7 +217,7 @@ def test_all_sweeps_are_asked_about_at_once(tmp_path: Path, fake: FakeSlurm) -> 
     )
     sweeps = {tmp_path / mine.token: [mine] for mine in (queued, over, cut_off)}
     record.write(tmp_path / cut_off.token, cut_off)
-    fake.answers["squeue"] = f"1|0|1|PENDING|Resources|N/A|N/A|{queued.name}\n"
+    fake.answers["squeue"] = f"1|0|1|PENDING|Resources|N/A|{queued.name}\n"
     fake.answers["sacct"] = f"2_0|TIMEOUT|{over.name}\n2_1|RUNNING|{over.name}\n3_0|FAILED|{cut_off.name}\n"
     looks = {sweep: [(RunFolder(sweep / name), MISSING) for name in "ab"] for sweep in sweeps}
     trackers = track(sweeps, looks)
@@ -259,7 +258,7 @@ def test_a_plan_knows_the_job_of_a_cut_off_submission_and_writes_nothing(tmp_pat
     mine = submission()
     record.write(tmp_path, mine)
     before = snapshot(tmp_path)
-    fake.answers["squeue"] = f"3|0|3|PENDING|Resources|N/A|N/A|{mine.name}\n"
+    fake.answers["squeue"] = f"3|0|3|PENDING|Resources|N/A|{mine.name}\n"
     tracker = track({tmp_path: [mine]}, writes=False)[tmp_path]
     assert tracker.status(RunFolder(tmp_path / "a"), MISSING).job == "3_0"
     assert snapshot(tmp_path) == before
@@ -272,7 +271,7 @@ def snapshot(folder: Path) -> dict[Path, tuple[int, bytes]]:
 
 def test_accounting_is_asked_only_where_folders_and_queue_leave_something_open(tmp_path: Path, fake: FakeSlurm) -> None:
     mine = submission(job="1")
-    fake.answers["squeue"] = f"1|0|1|RUNNING|n1|N/A|N/A|{mine.name}\n"
+    fake.answers["squeue"] = f"1|0|1|RUNNING|n1|N/A|{mine.name}\n"
     looks = {tmp_path: [(RunFolder(tmp_path / "a"), MISSING), (RunFolder(tmp_path / "b"), DONE)]}
     track({tmp_path: [mine]}, looks)
     assert fake.asked == ["squeue"]
@@ -325,7 +324,7 @@ def test_who_only_looks_adopts_in_mind_where_nothing_can_be_written(
     tmp_path: Path, fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine = submission()
-    fake.answers["squeue"] = f"3|0|3|PENDING|Resources|N/A|N/A|{mine.name}\n"
+    fake.answers["squeue"] = f"3|0|3|PENDING|Resources|N/A|{mine.name}\n"
 
     def full(*_: object) -> None:
         raise StorageError("can't write: no space is left")
@@ -388,7 +387,7 @@ def test_a_lock_that_outlived_its_job_does_not_keep_its_run(
     planned = track({tmp_path: [mine]}, look, writes=False)[tmp_path].status(*look[tmp_path][0])
     assert (planned.label, planned.ended, planned.starts(frozenset())) == ("killed", "NODE_FAIL", True)
     assert folder.state().label == "running", "who plans writes nothing"
-    seen = OnSlurm().status(look).runs[folder]
+    seen = launcher.sweep_status(look).runs[folder]
     assert (seen.label, seen.live) == ("killed", False)
     assert (folder.state().label, attempt.outcome() is not None) == ("killed", True)
     (folder.path / "config.yaml").touch()
@@ -402,7 +401,7 @@ def test_a_lock_is_believed_otherwise(why: str, tmp_path: Path, fake: FakeSlurm)
     machine = liveness.boot() if why == "here" else "another"
     attempt = locked(tmp_path, mine, beat_s=beat_s, machine=machine)
     if why == "queued":
-        fake.answers["squeue"] = f"17|0|17|RUNNING|n1|N/A|N/A|{mine.name}\n"
+        fake.answers["squeue"] = f"17|0|17|RUNNING|n1|N/A|{mine.name}\n"
     known = [submission(job="18")] if why == "not Slurm's" else [mine]
     folder = RunFolder(tmp_path / "a")
     look = {tmp_path: [(folder, folder.state())]}

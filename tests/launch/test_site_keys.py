@@ -14,7 +14,7 @@ import pytest
 from launch.slurm import scheduler
 from launch.slurm.cluster import Cluster, Partition, partitions, require_accepted, reservations
 from launch.slurm.errands import errand, report_script
-from launch.slurm.limits import Allowed, Association, Limit
+from launch.slurm.limits import Allowed, Association, Limits
 from launch.slurm.sbatch import OWN, Hours, JobGroup, shape_of
 from launch.slurm.submit import prepare_for_site
 from launch.sweep import expand, one_run
@@ -128,9 +128,9 @@ def test_a_job_runs_where_one_of_its_partitions_can(results: Path) -> None:
 
 
 def test_the_limits_of_an_account_count_in_each_partition(results: Path) -> None:
-    tight = Association("lab", True, "normal", (), "", {"MaxWall": Limit(20, "account lab")})
-    wide = Association("lab", True, "", (), "", {})
-    cluster, half = limits(allowed=Allowed([tight, wide], {})), group(results, BOTH, "launcher.time_limit_min=30")
+    tight = Association("lab", True, "normal", (), "", Limits(20))
+    wide = Association("lab", True, "", (), "")
+    cluster, half = limits(allowed=Allowed([tight, wide])), group(results, BOTH, "launcher.time_limit_min=30")
     never = "the jobs never run in normal: launcher.time_limit_min=30, but the account lab allows 20"
     assert said(cluster, half) == ([], [never])
     assert len(said(cluster, group(results, BOTH))[0]) == 2
@@ -169,8 +169,8 @@ def test_what_a_partition_never_starts_is_refused(
     rules: dict[str, str], overrides: Sequence[str], refusal: str, results: Path
 ) -> None:
     """`sbatch --test-only` says when it would start."""
-    own = [Association(name, name == "lab", "", ("usual", "long"), "usual", {}) for name in ("lab", "x")]
-    known = Allowed(own, {}, parents={"lab": "science"})
+    own = [Association(name, name == "lab", "", ("usual", "long"), "usual") for name in ("lab", "x")]
+    known = Allowed(own, parents={"lab": "science"})
     cluster = limits(kinds=[replace(NORMAL, rules=RULES | rules)], allowed=known)
     refusals, _ = said(cluster, group(results, *overrides))
     assert len(refusals) == bool(refusal), refusals
@@ -261,20 +261,13 @@ def test_reservations_are_asked_for_once_and_patiently(
     fake.answers["sinfo"] = "normal|normal*|up|infinite|4|8|11000|gpu:a100:4|(null)|1/1/2/4|mixed\n"
     jobs = [group(results, "site.reservation=deadline", f"cores_per_device={cores}").job for cores in (1, 2, 3)]
     with pytest.raises(ConfigError, match=r"the reservation deadline lasts 30$"):
-        require_accepted([(job, 1) for job in jobs])
+        require_accepted(jobs)
     assert asked == [True]
 
 
 def test_an_exclusive_job_is_charged_for_whole_nodes(results: Path) -> None:
-    """Slurm gives it all cores and GPUs of its nodes, whatever it asks for."""
-    most = {"MaxTRES cpu": Limit(4, "account lab"), "MaxTRES gres/gpu": Limit(3, "account lab")}
-    cluster = limits(allowed=Allowed([Association("lab", True, "", (), "", most)], {}))
+    """Slurm gives it all GPUs of its nodes, whatever it asks for: three hours of one, and of four."""
     one, whole = group(results), group(results, "site.exclusive=true")
-    assert said(cluster, one) == ([], [])
-    assert said(cluster, whole)[0] == [
-        "8 cores a job, but the account lab allows 4: ask for fewer",
-        "4 GPUs a job, but the account lab allows 3: ask for fewer",
-    ]
     assert (one.most_hours, whole.most_hours) == (Hours(gpu=3), Hours(gpu=12))
 
 

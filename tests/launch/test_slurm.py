@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from launch.launcher import Prepared
-from launch.slurm import cluster, record, scheduler
+from launch.slurm import cluster, launcher, record, scheduler
 from launch.slurm.cluster import Cluster, Partition, gpus_in
 from launch.slurm.launcher import OnSlurm
 from launch.slurm.limits import check_budget
@@ -219,7 +219,7 @@ def test_what_waits_in_the_queue_is_not_to_start(tmp_path: Path, fake: FakeSlurm
     tasks = [[item.folder.path.name] for item in items]
     queued = submission(tasks=tasks, job="1", created_at=time.time())
     record.write(items[0].planned.run.sweep_folder, queued)
-    fake.answers["squeue"] = f"1|0|1|PENDING|Resources|N/A|N/A|{queued.name}\n"
+    fake.answers["squeue"] = f"1|0|1|PENDING|Resources|N/A|{queued.name}\n"
     fake.answers["sinfo"] = SINFO
     assert OnSlurm().show_plan(items, [MISSING, MISSING], Console(file=io.StringIO()))[1] == [False, True]
     assert fake.asked.count("squeue") == 1
@@ -295,11 +295,10 @@ def test_doctor_holds_a_site_against_the_cluster(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(scheduler, "estimated_start", estimated_start)
     monkeypatch.setattr(scheduler, "configuration", lambda **_: {"MaxArraySize": "1000"})
-    found = dict(OnSlurm().site_findings(["site=mine", f"results={tmp_path}"], Extension(tmp_path)))
+    found = dict(launcher.site_findings(["site=mine", f"results={tmp_path}"], Extension(tmp_path)))
     assert found["site=mine, 1 device"].endswith("1 GPU: the cluster takes it")
     assert "8 GPUs, but normal has 2 nodes with 64 cores, 488 GiB, gpu:a100:4" in found["site=mine, 8 devices"]
-    monkeypatch.setattr(doctor, "all_launchers", lambda _: [OnSlurm()])
-    monkeypatch.setattr(OnSlurm, "findings", lambda _: [])
+    monkeypatch.setattr(launcher, "findings", list)
     rows = dict(doctor.findings(["site=mine", f"results={tmp_path}"], Extension(tmp_path)))
     assert rows["folder of site.data_dir"].startswith("/data/of/mine on ")
     assert "missing in /data/of/mine" in rows["data=mnist"]

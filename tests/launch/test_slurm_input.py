@@ -240,7 +240,7 @@ def test_unknown_outcomes_to_retry(names: str, tmp_path: Path) -> None:
 
 
 def test_other_jobs_of_the_user_have_odd_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = "7|N/A|7|PENDING|None|N/A|N/A|a\nb|c\n8|3|9|RUNNING|None|N/A|N/A|x|y\n"
+    lines = "7|N/A|7|PENDING|None|N/A|a\nb|c\n8|3|9|RUNNING|None|N/A|x|y\n"
     monkeypatch.setattr(scheduler, "ask", lambda *_, **__: lines)
     assert {job.job: job.name for job in scheduler.queue().values()} == {"7": "a", "8_3": "x|y"}
 

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from launch.launcher import SubmitOptions
-from launch.slurm import record, scheduler, submit
+from launch.slurm import launcher, record, scheduler, submit
 from launch.slurm.launcher import OnSlurm
 from launch.sweep.compose import Extension
 from tests.faults import fault
@@ -106,7 +106,7 @@ def test_a_test_that_does_not_refuse_is_in_nobodys_way(
     assert (text.count(said), text.count("#SBATCH --job-name"), tests()) == (2, 2, asked)
     assert len(submit.submit(items, SubmitOptions(), lambda _: None)) == 2
     assert tests() == asked
-    rows = dict(OnSlurm().site_findings(overrides, Extension()))
+    rows = dict(launcher.site_findings(overrides, Extension()))
     assert [said in row for row in rows.values()] == [True, True]
     assert tests() == asked
 

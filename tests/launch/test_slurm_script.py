@@ -13,8 +13,8 @@ import pytest
 from rich.console import Console
 
 from launch.launcher import Prepared, SubmitOptions
-from launch.slurm import launcher
-from launch.slurm.cluster import Partition, suits
+from launch.slurm import launcher, scheduler
+from launch.slurm.cluster import Partition, ignored_variables, suits
 from launch.slurm.launcher import OnSlurm
 from launch.slurm.sbatch import FIRST_LINES, as_words, charged_devices, job_of_runs, shape_of, site_lines, slurm
 from launch.slurm.submit import prepare_for_site
@@ -116,31 +116,14 @@ def test_what_submit_prints_can_be_copied(name: str, tmp_path: Path, monkeypatch
     assert shlex.split(command) == ["parallelbench", "status", str(run.sweep_folder)]
 
 
-@pytest.mark.parametrize("key", ["account", "partition", "qos", "wckey", "reservation"])
-def test_a_variable_of_sbatchs_that_contradicts_the_site_is_refused(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    name = f"SBATCH_{key.upper()}"
-    monkeypatch.setenv(name, "theirs")
-    with pytest.raises(ConfigError, match=rf"^{name}='theirs' in the environment, but site\.{key} is not set: set"):
-        prepare_for_site(one_run(ON_SITE))
-    with pytest.raises(ConfigError, match=rf"but site\.{key}=mine: set site\.{key}, or unset {name}$"):
-        prepare_for_site(one_run([*ON_SITE, f"site.{key}=mine"]))
-    prepare_for_site(one_run([*ON_SITE, f"site.{key}=theirs"]))
-
-
-def test_a_comment_that_the_environment_has_is_the_sites_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SBATCH_COMMENT", "2026")
-    with pytest.raises(
-        ConfigError, match=r"SBATCH_COMMENT='2026' .* site\.sbatch\.comment is not set: set site\.sbatch\.c"
-    ):
-        prepare_for_site(one_run(ON_SITE))
-    prepare_for_site(one_run([*ON_SITE, "site.sbatch={comment: 2026}"]))
-
-
-@pytest.mark.parametrize("name", ["SBATCH_CLUSTERS", "SLURM_CLUSTERS"])
-def test_a_cluster_that_jobs_would_not_go_to_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(name, "other")
-    with pytest.raises(ConfigError, match=f"{name}='other' in the environment has no effect"):
-        prepare_for_site(one_run(ON_SITE))
+def test_variables_of_sbatchs_are_noted_and_reach_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ignored_variables() == ""
+    for name in ("SBATCH_ACCOUNT", "SLURM_CLUSTERS"):
+        monkeypatch.setenv(name, "theirs")
+    assert ignored_variables().startswith("SBATCH_ACCOUNT, SLURM_CLUSTERS of the environment have no effect: set site.")
+    prepare_for_site(one_run([*ON_SITE, "site.account=mine"]))
+    with scheduler.clean_environment():
+        assert ignored_variables() == ""
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -17,7 +18,7 @@ from launch.slurm.order import Turn
 from launch.slurm.record import Submission
 from launch.slurm.sbatch import JobGroup
 from launch.slurm.scheduler import NoJob, SchedulerError, SubmissionError
-from launch.slurm.submit import Intents
+from launch.slurm.submit import Intents, remove_intent
 from parallelbench import cli
 from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError, StorageError
@@ -112,7 +113,7 @@ def test_a_job_whose_answer_was_lost_is_found_by_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake: FakeSlurm
 ) -> None:
     def sbatch(_: Path, submission: Submission, __: object) -> str:
-        fake.answers["squeue"] = f"17|N/A|17|PENDING|None|N/A|N/A|{submission.name}\n"
+        fake.answers["squeue"] = f"17|N/A|17|PENDING|None|N/A|{submission.name}\n"
         raise SubmissionError("sbatch: Socket timed out", NoJob.LOST)
 
     monkeypatch.setattr(submit.job, "leave_calls", lambda *_: None)
@@ -251,6 +252,42 @@ def full(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
         write(self, run, overrides)
 
     monkeypatch.setattr(RunFolder, "write_intent", write_intent)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_run_that_is_begun_while_its_intent_is_removed_stays_whole(
+    when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before its folder gets another name, or after that: then its configuration comes to where it began."""
+    (item,) = prepared(tmp_path)
+    run = item.folder
+    run.write_intent(item.planned.run, item.planned.recorded)
+    rename, renamed = os.rename, []
+
+    def begun(source: Path, target: Path) -> None:
+        first = not renamed and source == run.path
+        if first and when == "before":
+            (run.path / "attempts" / "1").mkdir(parents=True)
+        rename(source, target)
+        renamed.append(source)
+        if first and when == "after":
+            (run.path / "attempts" / "1").mkdir(parents=True)
+
+    monkeypatch.setattr(submit.os, "rename", begun)
+    remove_intent(run)
+    monkeypatch.undo()
+    assert sorted(os.listdir(run.path)) == ["attempts", "config.yaml", "overrides.txt"]
+    assert os.listdir(run.path / "attempts") == ["1"]
+    assert os.listdir(tmp_path / "adhoc") == [run.path.name]
+
+
+def test_the_intent_behind_a_link_is_left_alone(tmp_path: Path) -> None:
+    (item,) = prepared(tmp_path / "archive")
+    item.folder.write_intent(item.planned.run, item.planned.recorded)
+    link = RunFolder(tmp_path / "link")
+    link.path.symlink_to(item.folder.path)
+    remove_intent(link)
+    assert (link.path / "config.yaml").exists()
 
 
 def test_a_disk_that_fills_up_while_runs_are_written_leaves_none_of_them(

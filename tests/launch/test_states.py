@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.launcher import glance, states_below, states_of
+from launch.states import glance, states_below, states_of
 from launch.sweep import expand
 from parallelbench import cli
 from parallelbench.results.attempt import OUTCOMES, PUBLISHED

@@ -12,8 +12,7 @@ import pytest
 from rich.console import Console
 
 from launch.launcher import Prepared, SubmitOptions
-from launch.slurm import record, submit
-from launch.slurm.launcher import OnSlurm
+from launch.slurm import launcher, record, submit
 from launch.slurm.queue import SILENT_S, UNSEEN_S, Tracker, track
 from launch.slurm.record import Submission
 from parallelbench import cli
@@ -53,8 +52,7 @@ def never(*_: object) -> str:
 @fault(
     "submission",
     "Another cluster that sees the same files is asked",
-    injection="a sweep's jobs wait on one cluster; status, submit, prune, forget and cancel on another, whose queue is "
-    "empty",
+    injection="a sweep's jobs wait on one cluster; status, submit, forget and cancel on another, whose queue is empty",
     outcome="its runs are unknown there, and stay as they are; the cluster to go to is named",
 )
 def test_runs_that_went_to_another_cluster_are_left_alone(
@@ -67,7 +65,7 @@ def test_runs_that_went_to_another_cluster_are_left_alone(
     monkeypatch.setattr(submit, "sbatch", never)
     at(fake, "b")
     sweep, folders = tmp_path / "adhoc", [item.folder for item in items]
-    seen = OnSlurm().status({sweep: [(folder, MISSING) for folder in folders]})
+    seen = launcher.sweep_status({sweep: [(folder, MISSING) for folder in folders]})
     assert [(status.label, status.hidden, status.live) for status in seen.runs.values()] == [
         ("unknown", True, False)
     ] * 2
@@ -77,16 +75,14 @@ def test_runs_that_went_to_another_cluster_are_left_alone(
     assert planned.startswith("not submitted: 1 unknown; 0 runs to submit; submitted to the cluster a, ")
     with pytest.raises(ConfigError, match=rf"^2 runs of {sweep} went to the cluster a, .*cancel {sweep}` there first"):
         submit.submit(items, SubmitOptions(), lambda _: None)
-    assert cli.main(["prune", str(tmp_path), "--yes"]) == 0
-    assert "2 runs went to the cluster a" in capsys.readouterr().out
     assert cli.main(["forget", str(folders[0].path)]) == 2
     assert f"(submitted to the cluster a, and its job is known only there): `parallelbench cancel {sweep}`" in (
         capsys.readouterr().err
     )
     assert all((folder.path / "config.yaml").exists() for folder in folders)
     text = Console(file=io.StringIO(), width=200)
-    OnSlurm().cancel([sweep], text)
-    OnSlurm().cancel_runs(folders[:1], text)
+    launcher.cancel_sweeps([sweep], text)
+    launcher.cancel_runs(folders[:1], text)
     said = text.file.getvalue()  # type: ignore[attr-defined]
     assert "2 runs went to the cluster a, whose jobs are known only there: submit or cancel there" in said
     assert f"{folders[0].path.name} went to the cluster a: cancel it there" in said
@@ -98,8 +94,8 @@ def test_what_was_cancelled_where_it_waited_may_go_elsewhere(
 ) -> None:
     sweep = tmp_path / "adhoc"
     (first,) = record.submissions(sweep)
-    at(fake, "a", *(f"17|{task}|{18 + task}|PENDING|None|N/A|N/A|{first.name}\n" for task in range(2)))
-    OnSlurm().cancel([sweep], Console(file=io.StringIO()))
+    at(fake, "a", *(f"17|{task}|{18 + task}|PENDING|None|N/A|{first.name}\n" for task in range(2)))
+    launcher.cancel_sweeps([sweep], Console(file=io.StringIO()))
     assert told == [["scancel", "17"]]
     at(fake, "b")
     monkeypatch.setattr(submit, "sbatch", lambda *_: "5")
@@ -114,13 +110,13 @@ def test_a_run_that_was_cancelled_where_it_waited_may_go_elsewhere_alone(
 ) -> None:
     sweep, folders = tmp_path / "adhoc", [item.folder for item in items]
     (first,) = record.submissions(sweep)
-    at(fake, "a", *(f"17|{task}|{18 + task}|PENDING|None|N/A|N/A|{first.name}\n" for task in range(2)))
-    OnSlurm().cancel_runs(folders[1:], Console(file=io.StringIO()))
+    at(fake, "a", *(f"17|{task}|{18 + task}|PENDING|None|N/A|{first.name}\n" for task in range(2)))
+    launcher.cancel_runs(folders[1:], Console(file=io.StringIO()))
     assert told == [["scancel", "17_1"]]
     at(fake, "b")
     assert [known(sweep).status(folder, MISSING).elsewhere for folder in folders] == ["a", ""]
-    at(fake, "a", f"17|0|18|PENDING|None|N/A|N/A|{first.name}\n")
-    OnSlurm().cancel_runs(folders[:1], Console(file=io.StringIO()))
+    at(fake, "a", f"17|0|18|PENDING|None|N/A|{first.name}\n")
+    launcher.cancel_runs(folders[:1], Console(file=io.StringIO()))
     at(fake, "b")
     assert [known(sweep).status(folder, MISSING).elsewhere for folder in folders] == ["", ""]
 
@@ -149,7 +145,7 @@ def test_jobs_of_this_cluster_and_of_older_releases_are_judged_by_its_queue(
 def test_the_name_is_asked_for_only_where_a_job_is_not_in_the_queue(tmp_path: Path, fake: FakeSlurm) -> None:
     mine = submission(job="17", cluster="a", tasks=[["a"]])
     record.write(tmp_path, mine)
-    at(fake, "b", f"N/A|N/A|17|PENDING|None|N/A|N/A|{mine.name}\n")
+    at(fake, "b", f"N/A|N/A|17|PENDING|None|N/A|{mine.name}\n")
     assert known(tmp_path).status(RunFolder(tmp_path / "a"), MISSING).label == "queued"
     assert fake.asked == ["squeue"]
 

@@ -12,7 +12,7 @@ import pytest
 from analysis import load
 from analysis.claims import judge, publications
 from analysis.claims.figures.preprocessing import preprocessing
-from analysis.comparison.configurations import facts, prepared, summary
+from analysis.comparison.summary import facts, prepared, summary
 from analysis.figures import draw
 from parallelbench.cli import main
 from parallelbench.environments import VELOX_PYTHON

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow.ipc
 import pytest
 
-from launch.launcher import check_engine
+from launch.checks import check_engine
 from parallelbench import environments
 from parallelbench.cli import main
 from parallelbench.config.components import Arrays

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from analysis import load, summary
-from analysis.report.programs import of_programs
+from analysis.report.programs import checks_of_programs, times_of_programs
 from launch.sweep.expansion import expand
 from parallelbench.config.identity import run_id
 from parallelbench.results.folder import RunFolder
@@ -133,7 +133,7 @@ def test_flags_and_sources_make_configurations_of_one_group(tmp_path: Path) -> N
 def test_the_causes_of_slow_steps_come_first(tmp_path: Path) -> None:
     planned = runs(tmp_path, "devices=2")
     in_turn(planned, lambda _: 0.02, waiting=0.34, late=lambda rank: 0.2 * rank, loss=lambda epoch: 2.0 / epoch)
-    samples, waits, late, losses = of_programs(load(tmp_path))
+    (waits, late), (samples, losses) = times_of_programs(load(tmp_path)), checks_of_programs(load(tmp_path))
     assert samples.startswith("Samples per step are not known")
     assert waits.startswith("Waiting for data: 34")
     assert "more workers of the DataLoader" in waits
@@ -144,7 +144,7 @@ def test_the_causes_of_slow_steps_come_first(tmp_path: Path) -> None:
 def test_a_batch_of_each_rank_that_is_taken_for_all_is_the_first_sentence(tmp_path: Path) -> None:
     planned = runs(tmp_path, "devices=2", "batch_size=32", "program.samples_per_step={batch_size}")
     in_turn(planned, lambda _: 0.02, loader_samples=64)
-    first, *_ = of_programs(load(tmp_path))
+    first, *_ = checks_of_programs(load(tmp_path))
     assert "program × 2: 64, not 32" in first
 
 
@@ -158,7 +158,7 @@ def test_losses_that_part_are_told_with_where(tmp_path: Path) -> None:
             at=1.7e9 + 1e3 * number,
             loss=lambda epoch, parts=parts: 1.0 / epoch if epoch < 4 or not parts else 0.5,
         )
-    (told,) = (line for line in of_programs(load(tmp_path)) if "losses" in line)
+    (told,) = (line for line in checks_of_programs(load(tmp_path)) if "losses" in line)
     assert "Printed losses part: program × 2 from program × 1" in told
     assert "from row 4 on" in told
 

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
-import time
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
-from launch.leftovers import YOUNG_S
-from launch.slurm import queue, scheduler
+from launch.slurm import scheduler
 from parallelbench.results.folder import find_runs
 from tests.faults import fault
 from tests.helpers import fill_disk
@@ -80,20 +76,17 @@ def test_an_squeue_that_hangs(sweeps: Sweeps, monkeypatch: pytest.MonkeyPatch) -
         assert [row["state"] for row in rows(sweeps)] == ["queued"]
 
 
-def test_what_the_environment_says_to_sbatch_is_said_by_the_site_or_refused(
+def test_what_the_environment_says_to_sbatch_is_noted_and_the_site_decides(
     sweeps: Sweeps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with closed(sweeps.cluster):
         monkeypatch.setenv("SBATCH_PARTITION", "preemptible")
         for verb in ("plan", "submit"):
             code, text = sweeps.submit(verb=verb)
-            assert code == 2
-            assert "SBATCH_PARTITION='preemptible' in the environment, but site.partition is not set" in text
-        assert sweeps.queue() == []
-        assert not sweeps.results.exists()
-        assert sweeps.submit("site.partition=preemptible")[0] == 0
+            assert code == 0, text
+            assert "SBATCH_PARTITION of the environment has no effect" in " ".join(text.split())
         ((_, job),) = sweeps.queue()
-        assert show(sweeps.cluster, job)["Partition"] == "preemptible"
+        assert show(sweeps.cluster, job)["Partition"] == "normal"
 
 
 def test_what_is_printed_may_be_pasted(sweeps: Sweeps, tmp_path: Path) -> None:
@@ -190,33 +183,6 @@ def test_a_suspended_job_is_no_running_one(sweeps: Sweeps) -> None:
     assert rows(sweeps)[0]["state"] == "running"
 
 
-@fault(
-    "lifecycle",
-    "A job that does not end",
-    injection="Slurm's own process of a job is stopped while the run ends; queue.STUCK_S=0",
-    outcome="the run is ok; status says that its job holds its devices, and how to end it",
-)
-def test_a_job_that_holds_its_devices_after_its_run(sweeps: Sweeps, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue, "STUCK_S", 0.0)
-    assert sweeps.submit(*WITHOUT_TORCH, "epochs=50", "strategy.step_s=0.02")[0] == 0
-    job = running(sweeps)
-    (run,) = find_runs(sweeps.results)
-    until(lambda: bool(run.attempts() and run.attempts()[0].supervisor()), what="a supervisor", timeout_s=PATIENCE_S)
-    supervisor = run.attempts()[0].supervisor()
-    assert supervisor is not None
-    above = [each for each in psutil.Process(supervisor.pid).parents() if each.name() == "slurmstepd"]
-    assert above
-    for process in above:
-        process.suspend()
-    try:
-        sweeps.until_done()
-        text = " ".join(sweeps.run("status", str(sweeps.results))[1].split())
-    finally:
-        for process in above:
-            process.resume()
-    assert f"1 job of runs that are over did not end, and hold their devices: scancel {job}" in text
-
-
 def test_jobs_are_cancelled_on_a_full_disk(sweeps: Sweeps, small_disk: Path) -> None:
     sweeps.results = small_disk / "results"
     with closed(sweeps.cluster):
@@ -229,19 +195,14 @@ def test_jobs_are_cancelled_on_a_full_disk(sweeps: Sweeps, small_disk: Path) -> 
         assert sweeps.submit()[0] == 0
 
 
-def test_stale_folders_are_pruned_and_failures_end_the_watch_with_1(sweeps: Sweeps) -> None:
+def test_failures_end_the_watch_with_1(sweeps: Sweeps) -> None:
     with closed(sweeps.cluster):
-        assert sweeps.submit("sweep.repeats=3")[0] == 0
-        queued, cancelled, failed = find_runs(sweeps.results)
-        assert sweeps.run("cancel", str(cancelled.path), str(failed.path))[0] == 0
-        until(lambda: len(sweeps.queue()) == 1, what="the end of two jobs", timeout_s=60)
+        assert sweeps.submit("sweep.repeats=2")[0] == 0
+        queued, failed = find_runs(sweeps.results)
+        assert sweeps.run("cancel", str(failed.path))[0] == 0
+        until(lambda: len(sweeps.queue()) == 1, what="the end of a job", timeout_s=60)
         fail(failed, "error")
-        for run in (queued, cancelled, failed):
-            for path in (*run.path.rglob("*"), run.path):
-                os.utime(path, (time.time() - YOUNG_S - 60,) * 2)
-        text = " ".join(sweeps.run("prune", str(sweeps.results), "--yes")[1].split())
-        assert "1 folder" in text
-        assert [run.path.exists() for run in (queued, cancelled, failed)] == [True, False, True]
+        assert queued.path.exists()
         assert sweeps.run("cancel", str(sweeps.results))[0] == 0
         until(lambda: not sweeps.queue(), what="the end of the last job", timeout_s=60)
     code, text = sweeps.run("status", str(sweeps.results), "--watch")

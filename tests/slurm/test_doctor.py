@@ -31,14 +31,6 @@ def test_the_cluster_is_described(accounting: Cluster, no_accounting: Cluster) -
     assert "judged by its folder" in doctor(no_accounting)
 
 
-def test_all_reduces_between_two_nodes_are_measured(accounting: Cluster, tmp_path: Path) -> None:
-    text = doctor(accounting, "--bandwidth", "site=local_cluster", f"results={tmp_path}")
-    lines = [line for line in text.splitlines() if "all-reduce" in line]
-    assert [line.split("KiB")[0].split()[-1] for line in lines] == [f"{4**k:,}" for k in range(9)]
-    assert all("GB/s sent by each of 2 nodes" in line for line in lines)
-    assert not list(tmp_path.iterdir()), "nothing is left behind"
-
-
 @fault(
     "lifecycle",
     "Ctrl-C while a command waits for its job",
@@ -55,16 +47,16 @@ def test_a_job_that_nobody_waits_for_any_more_ends(
     begun = tmp_path / "begun"
     text = f"defaults: [local_cluster, _self_]\nname: slow\nsetup: [touch {begun}, sleep 600]\n"
     (tmp_path / "conf" / "site" / "slow.yaml").write_text(text)
-    words = ("--bandwidth", "--conf", str(tmp_path / "conf"), "site=slow", f"results={tmp_path / 'results'}")
+    own = ("--conf", str(tmp_path / "conf"), "site=slow", f"results={tmp_path / 'results'}")
 
     def jobs(states: str) -> str:
         named = accounting.run("squeue", "--noheader", "--format=%j", f"--states={states}").splitlines()
-        return "".join(name for name in named if "bandwidth" in name)
+        return "".join(name for name in named if "calibration" in name)
 
     if state == "PENDING":
         wait(accounting, submit(accounting, "sleep 600", "--nodes=2", "--exclusive"), JobState="RUNNING")
     program = subprocess.Popen(
-        [sys.executable, "-m", "parallelbench.cli", "doctor", *words],
+        [sys.executable, "-m", "parallelbench.cli", "calibrate", "launcher=slurm", "nodes=2", *own],
         env=os.environ | accounting.env,
         start_new_session=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # in the background it is ignored

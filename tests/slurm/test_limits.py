@@ -11,32 +11,29 @@ from launch.slurm.cluster import cluster_of
 from launch.slurm.sbatch import job_groups
 from launch.slurm.submit import prepare_for_site
 from launch.sweep import expand
-from parallelbench.cli import main
 from tests.slurm.cluster import Cluster
 from tests.slurm.conftest import started
 from tests.slurm.daemons import DaemonError, until
 from tests.slurm.jobs import show, submit
 
-DDP = ("strategy=ddp", "devices=4")
 NODES = ("strategy=ddp", "devices=2", "nodes=2", "launcher.memory_gib_per_device=1")
 
 
 @pytest.fixture(scope="module")
 def limited() -> Iterator[Cluster]:
-    """A cluster whose root has the accounts lab (the default, below science) and root, and four QOSs."""
+    """A cluster whose root has the accounts lab (the default, below science) and root, and three QOSs of its own."""
     for cluster in started("accounting"):
 
         def change(*what: str, cluster: Cluster = cluster) -> None:
             cluster.run("sacctmgr", "--immediate", *what)
 
-        change("add", "qos", "short", "MaxWall=30", "MaxTRESPerJob=gres/gpu=2", "MaxJobsPerUser=2")
-        change("add", "qos", "wide", "MaxTRESPerUser=gres/gpu=3")
-        change("add", "qos", "brief", "MaxTRESMinsPerJob=cpu=30")
+        change("add", "qos", "short", "MaxWall=30")
+        change("add", "qos", "narrow", "MaxTRESPerJob=node=1")
         change("add", "qos", "strict", "MaxWall=30", "Flags=DenyOnLimit")
-        change("add", "account", "science", "GrpTRES=gres/gpu=6")
-        change("add", "account", "lab", "parent=science", "MaxWall=120", "MaxTRESPerJob=mem=9G")
-        change("add", "user", "root", "account=lab", "DefaultAccount=lab", "MaxSubmitJobs=5")
-        change("modify", "user", "where", "name=root", "account=lab", "set", "qos=normal,short,wide,brief,strict")
+        change("add", "account", "science")
+        change("add", "account", "lab", "parent=science", "MaxWall=120")
+        change("add", "user", "root", "account=lab", "DefaultAccount=lab")
+        change("modify", "user", "where", "name=root", "account=lab", "set", "qos=normal,short,narrow,strict")
         change("add", "account", "other")
         rules = ("AllowAccounts=other", "DenyAccounts=lab", "AllowQos=short", "DenyQos=normal", "MaxNodes=1")
         for rule in (*rules, "MinNodes=2", "MaxCPUsPerNode=2", "QOS=short", "MaxTime=3"):
@@ -51,29 +48,10 @@ def limited() -> Iterator[Cluster]:
         (["launcher.time_limit_min=121"], ["--time=121"], "account lab allows 120", "AssocMaxWallDurationPerJobLimit"),
         (["site.qos=short"], ["--time=60", "--qos=short"], "QOS short allows 30", "QOSMaxWallDurationPerJobLimit"),
         (
-            [*DDP, "site.qos=short", "launcher.time_limit_min=30", "launcher.memory_gib_per_device=1"],
-            ["--time=30", "--qos=short", "--gpus-per-node=4"],
-            "4 GPUs a job, but the QOS short allows 2",
-            "QOSMaxGRESPerJob",
-        ),
-        (DDP, ["--time=60", "--mem=10240M"], "10240 MiB a job, but the account lab allows 9216", "AssocMaxMemPerJob"),
-        (
-            [*DDP, "site.qos=wide", "launcher.memory_gib_per_device=1"],
-            ["--time=60", "--qos=wide", "--gpus-per-node=4"],
-            "4 GPUs a job, but the QOS wide allows 3",
-            "QOSMaxGRESPerUser",
-        ),
-        (
-            ["strategy=ddp", "devices=8", "nodes=2", "launcher.memory_gib_per_device=1"],
-            ["--time=60", "--nodes=2", "--gpus-per-node=4"],
-            "8 GPUs a job, but the account science allows 6",
-            "AssocGrpGRES",
-        ),
-        (  # without `safe`, too
-            ["site.qos=brief"],
-            ["--time=60", "--qos=brief"],
-            "1 cores for 60 min, but the QOS brief allows 30 cores × min a job",
-            "QOSMaxCpuMinutesPerJobLimit",
+            [*NODES, "site.qos=narrow"],
+            ["--time=60", "--qos=narrow", "--nodes=2"],
+            "nodes=2, but the QOS narrow allows 1",
+            "QOSMaxNodePerJobLimit",
         ),
         (["site.qos=long"], ["--qos=long"], "Invalid qos", "Invalid qos"),
         (["site.account=root", "site.qos=short"], ["--account=root", "--qos=short"], "Invalid qos", "Invalid qos"),
@@ -135,18 +113,3 @@ def slurms_word(cluster: Cluster, options: list[str]) -> str:
     word = show(cluster, job)["Reason"]
     cluster.run("scancel", job)
     return word
-
-
-def test_the_plan_fails_on_what_would_wait_for_ever_and_counts_what_waits(
-    limited: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name, value in limited.env.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("COLUMNS", "200")
-    plan = ["plan", "launcher=slurm", "site=local_cluster", f"results={tmp_path}", "sweep.repeats=6"]
-    assert main([*plan, "launcher.time_limit_min=30", "site.qos=short"]) == 0
-    text = capsys.readouterr().out
-    assert "note: the account lab allows 5 jobs in the queue, these are 6: submit the rest later" in text
-    assert "note: the QOS short lets 2 of these 6 jobs run at once" in text
-    assert main([*plan, "launcher.time_limit_min=31", "site.qos=short"]) != 0
-    assert "launcher.time_limit_min=31, but the QOS short allows 30" in capsys.readouterr().out

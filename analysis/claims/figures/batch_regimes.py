@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import polars as pl
 
 from analysis.claims.figures import is_reproduction
-from analysis.comparison.configurations import learned
+from analysis.comparison.summary import learned
 from analysis.comparison.work import groups_across
 from analysis.figures.finding import per_group
 from analysis.figures.lines import Axis, Lines

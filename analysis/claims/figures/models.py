@@ -10,9 +10,10 @@ import polars as pl
 
 from analysis import text
 from analysis.claims.figures import is_reproduction
-from analysis.comparison.baseline import limited, refused
+from analysis.comparison.baseline import BESIDE_SPEED_UPS, limits, refusals
 from analysis.comparison.campaign import campaign
-from analysis.comparison.configurations import displayed
+from analysis.comparison.notes import write
+from analysis.comparison.summary import displayed
 from analysis.comparison.work import component_labels, groups_across, natural
 from analysis.figures.chart import (
     HOLLOW,
@@ -119,7 +120,8 @@ def _finding(runs: Runs) -> str:
         .unique(maintain_order=True)
     )
     speeds = per_group(measured, partial(_speeds, runs), by="work")
-    lines = [speeds, *refused(runs, brief=True), *limited(runs, brief=True)] if speeds else refused(runs, brief=True)
+    notes = [*refusals(runs), *(limits(runs, BESIDE_SPEED_UPS) if speeds else ())]
+    lines = [*filter(None, [speeds]), *write(notes, brief=True)]
     return "\n".join(lines) or "No two runs that count differ in the model only, beside one device."
 
 

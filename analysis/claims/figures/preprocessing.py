@@ -8,7 +8,7 @@ import polars as pl
 
 from analysis import text
 from analysis.claims.figures import is_reproduction
-from analysis.comparison.configurations import prepared
+from analysis.comparison.summary import prepared
 from analysis.comparison.work import groups_across, natural
 from analysis.figures.chart import written
 from analysis.figures.stacked import Stacked

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import polars as pl
 
 from analysis import text
 from analysis.claims.figures import is_reproduction
-from analysis.comparison.configurations import displayed
+from analysis.comparison.summary import displayed
 from analysis.comparison.work import groups_across, natural
 from analysis.figures.chart import NAMES, measured, rests_on_disturbed
 from analysis.figures.finding import Sentence
@@ -62,17 +63,13 @@ def _first_and_second(runs: Runs) -> pl.DataFrame:
     )
 
 
-_DEVICES = Axis("devices", "Devices")
-epoch_rates = Lines(  # figures 5a and 5d
+_of_devices = partial(Lines, drawn_for=is_reproduction, x=Axis("devices", "Devices"), own_axes=True, origins=True)
+epoch_rates = _of_devices(  # figures 5a and 5d
     order=3,
     title="Samples per second of the first and the second epoch",
     rows=_epoch_rates,
-    drawn_for=is_reproduction,
     by="which",
-    x=_DEVICES,
     y=Axis("zero", "Samples per second"),
-    own_axes=True,
-    origins=True,
     widths={SECOND: 2.6, FIRST: 0.9},
     finding=Sentence(
         rows=_first_and_second,
@@ -116,17 +113,13 @@ def _smallest_and_largest_set(runs: Runs) -> pl.DataFrame:
 
 
 # What devices save shows beside what they save of a smaller set.
-epoch_time_data = Lines(  # figure 5c
+epoch_time_data = _of_devices(  # figure 5c
     order=12,
     title="Second epoch by devices and size of the training set",
     rows=_second_epochs,
-    drawn_for=is_reproduction,
     by="train_samples",
-    x=_DEVICES,
     y=Axis("zero", "Second epoch (s)"),
     remark="Beside the lines: samples of the training set.",
-    own_axes=True,
-    origins=True,
     finding=Sentence(
         rows=_smallest_and_largest_set,
         by="of_large",

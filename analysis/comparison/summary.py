@@ -12,7 +12,7 @@ from analysis import text
 from analysis.comparison.baseline import gain
 from analysis.comparison.campaign import campaign
 from analysis.comparison.exclusions import TIMING_ONLY, Exclusion, excluded
-from analysis.comparison.notes import MOST_NAMED, Code, Note, write
+from analysis.comparison.notes import MOST_NAMED, Code, Note
 from analysis.comparison.work import REFERENCE, labels, natural
 from analysis.metrics.columns import aggregate, of_site, repeated_columns, summary_columns
 from analysis.metrics.epochs import AS_TEXT, numbered
@@ -212,10 +212,7 @@ def _over_repeats(column: Column, taken: pl.Expr) -> pl.Expr:
 
 def _row(runs: Runs, configuration: Configuration, numbers: dict[str, Any]) -> dict[str, Any]:
     outcomes, exclusions = _counts(numbers["labels"]), _counts(numbers["reasons"]) or None
-    found = campaign(runs)
-    ones = (configuration, found.baseline_of(configuration) or found.one_device_of(configuration))
-    disturbed = any(one is not None and _members(runs)[one.place]["disturbed"] for one in ones)
-    compared = gain(runs, configuration, disturbed=disturbed)
+    compared = gain(runs, configuration)
     compared["framework"] = configuration.framework  # known also where no run came as far as to record it
     fits = False if numbers["oom_runs"] else True if configuration.counts else None
     return {"outcomes": outcomes, "exclusions": exclusions, "parity": _parity(numbers), "fits": fits, **compared}
@@ -240,12 +237,7 @@ def _parity(configuration: Mapping[str, Any]) -> str:
     return words + (f", {unclosed} not checked after training" if unclosed else "")
 
 
-def unreached(runs: Runs) -> list[str]:
-    """The same as `unreached_notes`, in sentences."""
-    return write(unreached_notes(runs))
-
-
-def unreached_notes(runs: Runs) -> list[Note]:
+def unreached(runs: Runs) -> list[Note]:
     """The configurations of which not every run reaches the chosen accuracy, with the best that they reach; one note
     where nobody does. Empty where none was chosen.
     """
