@@ -213,6 +213,7 @@ class Lines(Chart):
         keys = self._keys()
         data = with_medians(data, (*keys, "x"), self.median)
         data = data.with_columns(faint=pl.col("disturbed").all().over(keys))
+        theory = None if self.references is None else self.references(data)  # which may rest on all repeats
         if only_medians:
             data = data.filter("first")
         quantities = [("x", self.x.title), *([(self.by, self.by.replace("_", " "))] if self.by else [])]
@@ -223,8 +224,8 @@ class Lines(Chart):
         parts = [data]
         if self.origins:
             parts.append(_origins(data, baselines(runs), keys))
-        if self.references is not None:
-            lines = self.references(data).rename({"line": self.curve, "value": "median"})
+        if theory is not None:
+            lines = theory.rename({"line": self.curve, "value": "median"})
             parts.append(lines.with_columns(pl.lit(True).alias("theory"), first=pl.lit(True), disturbed=pl.lit(False)))
         devices = data["x"].to_list() if of_devices else ()
         return _labelled(pl.concat(parts, how="diagonal_relaxed"), self, doubling=y.is_doubling(devices))
