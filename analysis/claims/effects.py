@@ -57,23 +57,34 @@ class Usable(NamedTuple):
     best_test_accuracy: float | None
 
 
-@once
 def usable(runs: Runs, metric: str) -> dict[str, Usable]:
     """Id → each run that a claim about this metric may use.
 
     Metrics of learning also use runs whose times alone are invalid.
     """
-    chosen: Callable[[Runs], pl.DataFrame] = learned if metric in LEARNING else counted
+    return _usable(runs, _choice_for(metric))
+
+
+def _choice_for(metric: str) -> Callable[[Runs], pl.DataFrame]:
     if metric in OF_ENGINES or metric in FAILURES:
-        chosen = prepared if metric in OF_ENGINES else attempted
+        return prepared if metric in OF_ENGINES else attempted
+    return learned if metric in LEARNING else counted
+
+
+@once  # many metrics use the same runs
+def _usable(runs: Runs, chosen: Callable[[Runs], pl.DataFrame]) -> dict[str, Usable]:
     return {run_id: Usable(*known) for run_id, *known in chosen(runs).select("run_id", *Usable._fields).rows()}
 
 
-@once
 def unusable(runs: Runs, metric: str) -> tuple[int, list[str]]:
     """How many runs it may not use, and why, each reason once."""
-    rows = facts(runs).select("run_id", "exclusion").rows()
-    gone = [exclusion for run_id, exclusion in rows if run_id not in usable(runs, metric)]
+    return _unusable(runs, _choice_for(metric))
+
+
+@once
+def _unusable(runs: Runs, chosen: Callable[[Runs], pl.DataFrame]) -> tuple[int, list[str]]:
+    rows, known = facts(runs).select("run_id", "exclusion").rows(), _usable(runs, chosen)
+    gone = [exclusion for run_id, exclusion in rows if run_id not in known]
     return len(gone), list(dict.fromkeys(exclusion for exclusion in gone if exclusion is not None))
 
 

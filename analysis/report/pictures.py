@@ -57,6 +57,7 @@ def _serve() -> None:
     """Answer each line of the standard input, a specification, by its image."""
     import vl_convert
 
+    vl_convert.vegalite_to_svg({"mark": "point"})  # V8 is ready when the first figure is
     for line in sys.stdin.buffer:
         image = vl_convert.vegalite_to_svg(json.loads(line))
         sys.stdout.buffer.write(json.dumps(image).encode() + b"\n")
