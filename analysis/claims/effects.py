@@ -29,7 +29,7 @@ from analysis.claims.claim import (
 )
 from analysis.comparison.campaign import Configuration, campaign
 from analysis.comparison.summary import attempted, counted, facts, learned, prepared
-from analysis.comparison.work import canonical, is_below, varying_keys, without, work_label
+from analysis.comparison.work import WAYS, canonical, is_below, varying_keys, without, work_label
 from analysis.metrics.disturbance import is_disturbed, undisturbed_epochs
 from analysis.metrics.epochs import AS_TEXT, gathered, numbered
 from analysis.metrics.runs import (
@@ -57,23 +57,34 @@ class Usable(NamedTuple):
     best_test_accuracy: float | None
 
 
-@once
 def usable(runs: Runs, metric: str) -> dict[str, Usable]:
     """Id → each run that a claim about this metric may use.
 
     Metrics of learning also use runs whose times alone are invalid.
     """
-    chosen: Callable[[Runs], pl.DataFrame] = learned if metric in LEARNING else counted
+    return _usable(runs, _choice_for(metric))
+
+
+def _choice_for(metric: str) -> Callable[[Runs], pl.DataFrame]:
     if metric in OF_ENGINES or metric in FAILURES:
-        chosen = prepared if metric in OF_ENGINES else attempted
+        return prepared if metric in OF_ENGINES else attempted
+    return learned if metric in LEARNING else counted
+
+
+@once  # many metrics use the same runs
+def _usable(runs: Runs, chosen: Callable[[Runs], pl.DataFrame]) -> dict[str, Usable]:
     return {run_id: Usable(*known) for run_id, *known in chosen(runs).select("run_id", *Usable._fields).rows()}
 
 
-@once
 def unusable(runs: Runs, metric: str) -> tuple[int, list[str]]:
     """How many runs it may not use, and why, each reason once."""
-    rows = facts(runs).select("run_id", "exclusion").rows()
-    gone = [exclusion for run_id, exclusion in rows if run_id not in usable(runs, metric)]
+    return _unusable(runs, _choice_for(metric))
+
+
+@once
+def _unusable(runs: Runs, chosen: Callable[[Runs], pl.DataFrame]) -> tuple[int, list[str]]:
+    rows, known = facts(runs).select("run_id", "exclusion").rows(), _usable(runs, chosen)
+    gone = [exclusion for run_id, exclusion in rows if run_id not in known]
     return len(gone), list(dict.fromkeys(exclusion for exclusion in gone if exclusion is not None))
 
 
@@ -197,32 +208,39 @@ class Measured:
 _STRATEGY = ("strategy",)
 
 
-@once
-def _configurations_of(
-    runs: Runs,
-    metric: str,
-    target: float | None,
-    epochs: frozenset[int | str],
-    *,
-    also: str | None,
-    devices: bool,
-    best_of: str | None,
-) -> list[Measured]:
-    """What was measured at these epochs. `devices`: claims compare numbers of devices, but not strategies."""
+def _configurations_of(runs: Runs, claim: Claim, *, devices: bool) -> list[Measured]:
+    """What was measured, at the epochs that its contrasts look at, of the works that a claim is about: of most sweeps
+    few claims are about any. `devices`: it compares numbers of devices, but not strategies.
+    """
+    epochs = frozenset[int | str]().union(*(claim.epochs(each) for each in claim.contrasts))
+    levels = [_of_work(level, claim) for level in (claim.where, claim.scope)]
     found = [
         measured
-        for configuration in campaign(runs).configurations
+        for members in campaign(runs).groups.values()
+        if all(Measured(members[:1], {}, {}, {}).has(level) for level in levels)
+        for configuration in members
         for epoch in sorted(epochs, key=str)
-        for measured in _at_epoch(runs, configuration, metric, target, epoch, also=also)
+        for measured in _at_epoch(runs, configuration, claim.metric, claim.target, epoch, also=claim.also)
     ]
     if devices:
         found = _as_every_strategy(runs, found)
-    return _best(runs, found, best_of) if best_of else found
+    return _best(runs, found, claim.best_of) if claim.best_of else found
 
 
+def _of_work(level: Level, claim: Claim) -> Level:
+    """The keys of a level that are the same for all configurations of a work, whatever is chosen among these."""
+    others = (*WAYS, *_FACTS, *([claim.best_of] if claim.best_of else []))
+    return {key: wanted for key, wanted in level.items() if not is_below(key, others)}
+
+
+_FACTS = ("train_samples", "parameters", "framework", "epoch", "steps")
+"""Keys of `Measured.facts`."""
+
+
+@once  # many claims are about the same configurations
 def _at_epoch(
     runs: Runs, configuration: Configuration, metric: str, target: float | None, epoch: int | str, *, also: str | None
-) -> Iterator[Measured]:
+) -> list[Measured]:
     """A configuration's repeats; those with other numbers of samples or parameters by themselves."""
     may, found = usable(runs, metric), values(runs, metric, target, epoch)
     besides = {} if also is None else values(runs, also, None, epoch)
@@ -235,11 +253,13 @@ def _at_epoch(
         reading = Reading(value, None if other is None else other.value, (run.run_id,))
         # A second run of a repeat doesn't count.
         alike[known.train_samples, known.parameters].setdefault(run.repeat, reading)
+    several = []
     for (train_samples, parameters), readings in alike.items():
         steps = [_steps(runs).get(run_id) for reading in readings.values() for run_id in reading.runs]
-        own = {"train_samples": train_samples, "parameters": parameters, "framework": configuration.framework}
-        own |= {"epoch": epoch, "steps": next(filter(None, steps), steps[-1])}
-        yield Measured((configuration,), _strategy(runs, configuration), own, readings)
+        own = (train_samples, parameters, configuration.framework, epoch, next(filter(None, steps), steps[-1]))
+        facts_of = dict(zip(_FACTS, own, strict=True))
+        several.append(Measured((configuration,), _strategy(runs, configuration), facts_of, readings))
+    return several
 
 
 def _missed(run: Usable, target: float | None) -> bool:
@@ -314,10 +334,7 @@ def _compared(runs: Runs, claim: Claim) -> list[Measured]:
     """The effects of all contrasts, with those that have no value, as a run never reached the target."""
     contrasts = (*claim.contrasts, *([claim.more] if claim.more else []))
     devices = any("devices" in each.roots and "strategy" not in each.roots for each in contrasts)
-    epochs = frozenset[int | str]().union(*(claim.epochs(each) for each in claim.contrasts))
-    measured = _configurations_of(
-        runs, claim.metric, claim.target, epochs, also=claim.also, devices=devices, best_of=claim.best_of
-    )
+    measured = _configurations_of(runs, claim, devices=devices)
     measured = [each for each in measured if each.has(claim.where) and each.has(claim.scope)]
     found = []
     for contrast in claim.contrasts:

@@ -13,7 +13,7 @@ from analysis.figures.chart import Chart
 from parallelbench.errors import ConfigError, choices
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     import altair as alt
     import polars as pl
@@ -47,6 +47,11 @@ def draw(runs: Runs, names: Sequence[str] = ()) -> list[Figure]:
 
     Raises `ConfigError` for a name that is none.
     """
+    return list(drawn(runs, names))
+
+
+def drawn(runs: Runs, names: Sequence[str] = ()) -> Iterator[Figure]:
+    """The same, each once it is asked for."""
     known = _known()
     for name in names:
         if name not in known:
@@ -56,7 +61,8 @@ def draw(runs: Runs, names: Sequence[str] = ()) -> list[Figure]:
 
     # Else each part of a chart is held against Vega-Lite's schema over and over. Tests do that.
     with debug_mode(False):
-        return [_drawn(name, known[name], runs) for name in sorted(chosen, key=lambda name: known[name].order)]
+        for name in sorted(chosen, key=lambda name: known[name].order):
+            yield _drawn(name, known[name], runs)
 
 
 def _known() -> dict[str, Chart]:

@@ -158,7 +158,9 @@ class Lines(Chart):
         """All panels have the same axes, if not `own_axes`."""
         y = self._y(runs)
         inks = {name: legible(colour) for name, colour in variants(data, runs).items()}
-        data = self._with_curves(shown(data), y, runs)
+        data = shown(data)
+        many = are_too_many(data["value"].count())
+        data = self._with_curves(data, y, runs, only_medians=many and "least" not in data.columns)
         data = data.with_columns(ink=pl.col("variant").replace_strict(inks, default=INK, return_dtype=pl.String))
         theory = data.filter("theory")[self.curve].unique(maintain_order=True).to_list()
         key = series(data.filter(~pl.col("theory")), runs, self.curve, theory)
@@ -171,7 +173,6 @@ class Lines(Chart):
         value = up.copy()
         value.shorthand = "value:Q"
         place: dict[str, Any] = {"x": across, "color": key["color"]}
-        many = are_too_many(data["value"].count())
         if self.points and not many:
             marks.append(_points(base).encode(y=value, **place))
         elif self.points and data.filter(pl.col("low") < pl.col("high")).height:
@@ -204,20 +205,27 @@ class Lines(Chart):
         drawn: alt.Chart = line.encode(detail=self._detail(), strokeWidth=width, opacity=pale(1.0, "faint"))
         return drawn
 
-    def _with_curves(self, data: pl.DataFrame, y: Axis, runs: Runs) -> pl.DataFrame:
-        """Rows of repeats with medians and words; rows without a repeat where lines begin, and of lines of theory."""
+    def _with_curves(self, data: pl.DataFrame, y: Axis, runs: Runs, *, only_medians: bool) -> pl.DataFrame:
+        """Rows of repeats with medians and words; rows without a repeat where lines begin, and of lines of theory.
+
+        `only_medians`: of the repeats of a point only the first row, which draws their median and the band.
+        """
         keys = self._keys()
         data = with_medians(data, (*keys, "x"), self.median)
+        data = data.with_columns(faint=pl.col("disturbed").all().over(keys))
+        theory = None if self.references is None else self.references(data)  # which may rest on all repeats
+        if only_medians:
+            data = data.filter("first")
         quantities = [("x", self.x.title), *([(self.by, self.by.replace("_", " "))] if self.by else [])]
         of_devices = self.x.kind == "devices"
         data = with_words(data, *quantities[of_devices:], ("value", y.title))
         ending = pl.lit(None, pl.String) if self.labels is None else self.labels
-        data = data.with_columns(ending=ending, theory=pl.lit(False), faint=pl.col("disturbed").all().over(keys))
+        data = data.with_columns(ending=ending, theory=pl.lit(False))
         parts = [data]
         if self.origins:
             parts.append(_origins(data, baselines(runs), keys))
-        if self.references is not None:
-            lines = self.references(data).rename({"line": self.curve, "value": "median"})
+        if theory is not None:
+            lines = theory.rename({"line": self.curve, "value": "median"})
             parts.append(lines.with_columns(pl.lit(True).alias("theory"), first=pl.lit(True), disturbed=pl.lit(False)))
         devices = data["x"].to_list() if of_devices else ()
         return _labelled(pl.concat(parts, how="diagonal_relaxed"), self, doubling=y.is_doubling(devices))

@@ -281,9 +281,9 @@ def ring_times(runs: Runs) -> pl.DataFrame:
     )
     strategy = pl.col("config_json").str.json_path_match("$.strategy._target_")
     return (
-        runs.run.filter(strategy.is_in(_ALL_REDUCING))
+        runs.run.join(phase_times(runs).drop_nulls("communication_s"), on="run_id")  # of few runs
+        .filter(strategy.is_in(_ALL_REDUCING))
         .join(per_run(runs), on="run_id")
-        .join(phase_times(runs).drop_nulls("communication_s"), on="run_id")
         .select("run_id", exposed_s="communication_s", ring_s=formula)
         .drop_nulls()
     )

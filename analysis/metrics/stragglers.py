@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from analysis.metrics.columns import FEWEST_STEPS, WARM_UP
-from analysis.metrics.epochs import gathered, numbered
+from analysis.metrics.epochs import gathered, numbered, run_and
 
 if TYPE_CHECKING:
     from analysis.runs.reader import Runs
@@ -38,15 +38,21 @@ def imbalance(runs: Runs) -> pl.DataFrame:
     rank is one of them, of an even number the faster of the two in the middle: a mean of both would hold the slow rank
     itself where there are two.
     """
-    own = pl.concat([_of_epochs(runs), _of_phases(runs)]).lazy()
-    own = own.filter((pl.col("own_s") > 0).fill_null(value=False).all().over("run_id", "unit"))
+    own = pl.concat([_of_epochs(runs), _of_phases(runs)]).with_columns(run_and("unit"))
+    known = (
+        own.lazy()
+        .group_by("_both")
+        .agg(least=pl.col("own_s").min(), unknown=pl.col("own_s").null_count(), ranks=pl.len())
+        .filter(pl.col("least") > 0, pl.col("unknown") == 0, pl.col("ranks") > 1)
+        .collect(engine="streaming")
+    )
+    own = own.join(known, on="_both", how="semi", maintain_order="left")
     middle_s = pl.col("own_s").quantile(0.5, "lower")
     ratio = pl.col("own_s").max() / middle_s
     slowest = pl.col("slowest").mode().min()
     of_ranks = (
-        own.group_by("run_id", "unit")
-        .agg(ratio=ratio, slowest=pl.col("rank").get(pl.col("own_s").arg_max()), ranks=pl.len())
-        .filter(pl.col("ranks") > 1)
+        own.group_by("_both")
+        .agg(pl.col("run_id").first(), ratio=ratio, slowest=pl.col("rank").get(pl.col("own_s").arg_max()))
         .group_by("run_id")
         .agg(
             rank_imbalance=pl.col("ratio").median(),
@@ -54,19 +60,18 @@ def imbalance(runs: Runs) -> pl.DataFrame:
             slow_rank_share=(pl.col("slowest") == slowest).mean(),
         )
     )
+    on_several = own.group_by("run_id").agg(nodes=pl.col("node").n_unique()).filter(pl.col("nodes") > 1)
     of_nodes = (
-        own.group_by("run_id", "unit", "node")
+        own.join(on_several, on="run_id", how="semi")
+        .group_by("run_id", "_both", "node")
         .agg(middle_s)
-        .group_by("run_id", "unit")
+        .group_by("run_id", "_both")
         .agg(ratio=ratio, nodes=pl.len())
         .filter(pl.col("nodes") > 1)
         .group_by("run_id")
         .agg(node_imbalance=pl.col("ratio").median())
     )
-    return of_ranks.join(of_nodes, on="run_id", how="left").collect()
-
-
-_OWN = ("run_id", "unit", "rank", "node", "own_s")
+    return of_ranks.join(of_nodes, on="run_id", how="left")
 
 
 def _of_epochs(runs: Runs) -> pl.DataFrame:
@@ -78,8 +83,9 @@ def _of_epochs(runs: Runs) -> pl.DataFrame:
     rows = rows.with_columns(gathered(runs, "device_type", rows).alias("device_type"))
     used_s = pl.col("cpu_time_s") + pl.col("loader_cpu_time_s").fill_null(0.0)
     own_s = pl.coalesce("forward_s", pl.when(pl.col("device_type") == "cpu").then(used_s))
-    steady = rows.filter(~WARM_UP).with_columns(own_s=own_s, unit=pl.col("epoch").cast(pl.Int32))
-    return steady.select(_OWN).filter(pl.col("own_s").is_not_null().any().over("run_id"))
+    return rows.filter(~WARM_UP).select(
+        "run_id", pl.col("epoch").cast(pl.Int32).alias("unit"), "rank", "node", own_s=own_s
+    )
 
 
 def _of_phases(runs: Runs) -> pl.DataFrame:
@@ -95,4 +101,5 @@ def _of_phases(runs: Runs) -> pl.DataFrame:
     waited_s = pl.sum_horizontal(pl.col("communication_s", "bubble_s").fill_null(0.0))
     nodes = numbered(runs, "ranks", "rank", "node").unique(["run_id", "rank"])
     found = rows.join(nodes, on=("run_id", "rank"), how="left")
-    return found.with_columns(own_s=pl.col("step_time_s") - waited_s, unit=pl.col("step").cast(pl.Int32)).select(_OWN)
+    before_epochs = (-1 - pl.col("step")).cast(pl.Int32).alias("unit")
+    return found.select("run_id", before_epochs, "rank", "node", own_s=pl.col("step_time_s") - waited_s)

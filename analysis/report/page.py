@@ -29,7 +29,7 @@ from analysis.comparison.pairs import of_equal_devices
 from analysis.comparison.summary import facts, summary
 from analysis.comparison.verdict import SpeedVerdict
 from analysis.comparison.work import IS_PROGRAM, PROGRAM, natural
-from analysis.figures import draw, svg
+from analysis.figures import drawn
 from analysis.figures.finding import NOT_RANKED
 from analysis.metrics.columns import explained_columns, page_columns, summary_columns, tables_columns
 from analysis.metrics.epochs import per_epoch
@@ -37,6 +37,7 @@ from analysis.metrics.runs import require_accuracy
 from analysis.report import answers, claims, publication, sentence, warnings
 from analysis.report.costs import SMALL_HEADROOM
 from analysis.report.figure import captioned
+from analysis.report.pictures import Pictures
 from analysis.report.programs import in_windows
 from analysis.report.svg import inlined
 from analysis.report.tables import Cell, Shown, Table, cells
@@ -101,12 +102,16 @@ def write_report_of(runs: Runs, out: Path | str | None = None) -> Path:
         try:
             (temporary / "figures").mkdir(parents=True)
             (temporary / "tables").mkdir()
-            figures = draw(runs)
-            charts = {each.name: each.chart for each in figures if each.chart is not None}
-            images = {name: in_windows(runs, svg(captioned(chart))) for name, chart in charts.items()}
+            with Pictures() as pictures:
+                figures, asked = [], {}
+                for each in drawn(runs):
+                    figures.append(each)
+                    if each.chart is not None:
+                        asked[each.name] = pictures.draw(captioned(each.chart))
+                _write_tables(runs, temporary / "tables")
+                images = {name: in_windows(runs, image.result()) for name, image in asked.items()}
             for name, image in images.items():
                 (temporary / "figures" / f"{name}.svg").write_text(image, encoding="utf-8")
-            _write_tables(runs, temporary / "tables")
             files = sorted(path.name for path in (temporary / "tables").iterdir() if path.suffix != ".tex")
             (temporary / "index.html").write_text(redacted(render(runs, figures, images, files)), encoding="utf-8")
             _swap(temporary, final)

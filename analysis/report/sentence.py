@@ -15,6 +15,7 @@ from analysis.metrics.columns import summary_columns
 from analysis.report.latex import Captioned, Rows, floats
 from analysis.report.publication import frameworks
 from analysis.report.tables import cells
+from analysis.runs.reader import once
 from parallelbench.errors import count_of
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class Sentence:
 
 def sentences(runs: Runs) -> list[Sentence]:
     """A sentence for each configuration but the baselines, in the order of `summary`."""
-    trained = dict(facts(runs).filter("displayed").group_by("group", "configuration"))
+    trained = dict(_trained(runs).group_by("group", "configuration"))
     told = []
     for row in summary(runs).iter_rows(named=True):
         if row["verdict"] == SpeedVerdict.BASELINE:
@@ -48,6 +49,12 @@ def sentences(runs: Runs) -> list[Sentence]:
             Sentence(configuration, group, "" if reason else _sentence(row, trained[group, configuration]), reason)
         )
     return told
+
+
+def _trained(runs: Runs) -> pl.DataFrame:
+    """Of the rows of `facts` that are displayed what sentences and captions say."""
+    named = ("device_type", "device_name", "cores_per_device", "framework", "environment_json", "data", "model")
+    return facts(runs).filter("displayed").select("group", "configuration", *named)
 
 
 def _where(row: dict[str, Any], rows: pl.DataFrame) -> str:
@@ -119,10 +126,12 @@ _COLUMNS = ("configuration", "repeats", "steady_epoch_time_s", "speed_up", "effi
 _COLUMNS_OF_PROGRAMS = ("configuration", "repeats", "steady_step_time_s", "speed_up", "efficiency", "verdict")
 
 
+@once
 def captioned(runs: Runs) -> Captioned:
     """A table of the configurations of each group, with the numbers of the sentences."""
+    trained = {group: rows for (group,), rows in _trained(runs).group_by("group", maintain_order=True)}
     return [
-        (_caption(runs, str(group), rows), [_tabular(rows)])
+        (_caption(str(group), rows, trained.get(group)), [_tabular(rows)])
         for (group,), rows in summary(runs).group_by("group", maintain_order=True)
     ]
 
@@ -135,9 +144,11 @@ def _tabular(rows: pl.DataFrame) -> Rows:
     return Rows(["r" if column.numeric else "l" for column in columns], [column.title for column in columns], body)
 
 
-def _caption(runs: Runs, group: str, rows: pl.DataFrame) -> str:
-    trained = facts(runs).filter("displayed", group=group)
-    of = [*trained["device_name"].drop_nulls().unique(maintain_order=True), *frameworks(trained)]
+def _caption(group: str, rows: pl.DataFrame, trained: pl.DataFrame | None) -> str:
+    """`trained`: the displayed runs of the group; None: there is none."""
+    of: list[str] = []
+    if trained is not None:
+        of = [*trained["device_name"].drop_nulls().unique(maintain_order=True), *frameworks(trained)]
     over = text.listed(sorted({in_words(row["baseline"]) for row in rows.iter_rows(named=True)}))
     marked = f"; {text.DISTURBED_MARK}: others disturbed these runs" if rows["disturbed"].any() else ""
     on = f" ({', '.join(of)})" if of else ""

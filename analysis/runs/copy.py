@@ -229,8 +229,9 @@ def open_copy(home: Path) -> Scans:
 
 
 def _write(home: Path, parts: Iterable[Part], runs: Sequence[Found], manifests: Mapping[str, str]) -> None:
-    """Put a copy of these runs in the old one's place. `manifests`: run id → sha256 of its manifest."""
+    """Put a copy of these runs in the old one's place, in their order. `manifests`: run id → sha256 of its manifest."""
     scans = _joined(parts, runs)
+    place = pl.col("run_id").cast(pl.Enum([run.run_id for run in runs]))
     digest = pl.col("run_id").replace_strict(manifests, return_dtype=pl.String)
     scans["run"] = scans["run"].with_columns(manifest=digest)
     _remove_abandoned(home)
@@ -238,7 +239,8 @@ def _write(home: Path, parts: Iterable[Part], runs: Sequence[Found], manifests: 
     try:
         with zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as archive:
             for table in LOADED:
-                frame = scans[table].select(*layout(table)).collect()
+                # What is in order need not be sorted by each report.
+                frame = scans[table].select(*layout(table)).sort(place, maintain_order=True).collect()
                 with archive.open(f"{table}.parquet", "w", force_zip64=True) as file:
                     frame.write_parquet(file, compression="lz4", statistics=False)
         os.replace(temporary, home / NAME)

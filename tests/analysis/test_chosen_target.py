@@ -77,7 +77,7 @@ def test_who_does_not_reach_it_is_named_with_its_best(results: Path) -> None:
 
 @pytest.mark.exhaustive
 def test_the_tables_have_the_chosen_accuracy(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_module, "draw", lambda runs: [])
+    monkeypatch.setattr(page_module, "drawn", lambda runs: [])
     write_report(results, target=0.95)
     rows = pl.read_csv(results / "report" / "tables" / "configurations.csv")
     assert rows.select("accuracy_target", "time_to_accuracy_s").rows() == [(0.95, 3.0), (0.95, 6.0)]

@@ -164,7 +164,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
                 work = {"strategy": strategy, "devices": devices, "repeat": repeat, "batch_size": batch_size}
                 published(config(root / "nasty", device="cuda", **work), fake)
     with pytest.MonkeyPatch.context() as undrawn:
-        undrawn.setattr(page_module, "draw", lambda runs: [])
+        undrawn.setattr(page_module, "drawn", lambda runs: [])
         for folder in (sweep, root / "nasty"):
             write_report(folder)
     return [read(sweep), read(root / "nasty")]

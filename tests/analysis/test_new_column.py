@@ -44,7 +44,7 @@ WAITED = table_of(
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Three repeats of two ranks and three epochs, in whose journals there is a column more."""
     monkeypatch.setitem(TABLES, "ranks", (*TABLES["ranks"], *WAITED))
-    monkeypatch.setattr(page_module, "draw", lambda runs: [])
+    monkeypatch.setattr(page_module, "drawn", lambda runs: [])
     row = factory._rank
     for repeat in range(3):
 

@@ -254,7 +254,7 @@ def test_the_page_says_what_a_sceptic_must_know(sweep: Path) -> None:
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports without figures: drawing takes seconds."""
-    monkeypatch.setattr(page_module, "draw", lambda runs: [])
+    monkeypatch.setattr(page_module, "drawn", lambda runs: [])
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -6,6 +6,10 @@ import xml.etree.ElementTree as ET
 from html import escape
 from html.parser import HTMLParser
 
+import pytest
+
+from analysis.figures import svg
+from analysis.report.pictures import Pictures
 from analysis.report.svg import inlined
 
 HOSTILE = "</svg><script>alert(1)</script><img src=x onerror=alert(1)> \" ' & ]]>"
@@ -84,3 +88,13 @@ def test_places_are_kept_to_a_hundredth_of_a_pixel_and_words_to_the_letter() -> 
     )
     assert root[0].get("transform") == "translate(0.12,7.99)"
     assert root[0].text == "0.123456"
+
+
+def test_a_process_of_its_own_draws_the_same_image(capfd: pytest.CaptureFixture[str]) -> None:
+    spec = {"data": {"values": [{"x": 1.5, "name": "ddp × 2"}]}, "mark": "bar", "encoding": {"x": {"field": "x"}}}
+    with Pictures() as pictures:
+        images = [pictures.draw(spec), pictures.draw(spec)]
+        assert [image.result() for image in images] == [svg(spec)] * 2
+        with pytest.raises(RuntimeError, match="can't be drawn"):
+            pictures.draw({"mark": "no mark"}).result()
+    assert "conversion failed" in capfd.readouterr().err

@@ -106,7 +106,7 @@ def test_numbers_that_are_not_finite_end_no_report(
     drawn = figures.draw(runs)
     for figure in drawn:
         json.dumps(figure.chart and figure.chart.to_dict(), allow_nan=False)
-    monkeypatch.setattr(page_module, "draw", lambda runs: drawn)
+    monkeypatch.setattr(page_module, "drawn", lambda runs: drawn)
     page = write_report(tmp_path, tmp_path / "report")
     assert not re.search(r"\b(inf|nan)\b", "".join(path.read_text() for path in page.parent.rglob("*.[ct][se][vx]")))
     summary_table(runs)

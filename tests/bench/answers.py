@@ -43,11 +43,11 @@ def figures() -> list[Figure]:
     what = f"{RUNS:,} runs of {EPOCHS} epochs"
     works = RUNS // REPEATS // len(CONFIGURATIONS)
     size = f"{works} kinds of work, {RUNS // REPEATS} configurations of {REPEATS} repeats, 2.6 million rows of ranks"
-    page = "the HTML page, with eight figures, each drawn once"
+    page = "the HTML page and its six figures, which a second process draws"
     pays_after = [max(0.0, with_copy - scan) / (scan - once) for once in load]
     return [
         Figure(f"{what}: load and summary, whole process", answer, "s", 2, False, size),
-        Figure(f"{what}: load, report with figures, whole process", report, "s", 6, False, page),
+        Figure(f"{what}: load, report with figures, whole process", report, "s", 4, False, page),
         Figure(
             f"{what}: scanning every file ÷ loading the copy, all tables",
             [scan / once for once in load],
