@@ -59,10 +59,10 @@ class SignallingLock:
 )
 def test_each_interruption_finds_the_supervisor_able_to_end_its_run(tmp_path: Path) -> None:
     run = one_run([*TINY, f"results={tmp_path}"]).run
-    folder, started = RunFolder.of(run), list[subprocess.Popen[bytes]]()
+    folder, started = RunFolder.of(run), list[Spawned]()
 
-    def begin(training: Training, log: Any) -> subprocess.Popen[bytes]:
-        process = subprocess.Popen(["sleep", "3600"], start_new_session=True)
+    def begin(training: Training, log: Any) -> Spawned:
+        process = Spawned(["sleep", "3600"], os.environ)
         process._waitpid_lock = SignallingLock()  # type: ignore[attr-defined]
         started.append(process)
         return process
@@ -77,6 +77,15 @@ def test_each_interruption_finds_the_supervisor_able_to_end_its_run(tmp_path: Pa
     assert started[0].returncode == -signal.SIGTERM
 
 
+class Cat(subprocess.Popen[bytes]):
+    """In the place of a run's processes: ends once its input does."""
+
+    end = Spawned.end
+
+    def __init__(self) -> None:
+        super().__init__(["cat"], stdin=subprocess.PIPE, start_new_session=True)
+
+
 @pytest.mark.parametrize(
     ("number", "reason"),
     [(None, "the process ended without a record (exit code 0)"), (signal.SIGTERM, "interrupted by SIGTERM")],
@@ -86,10 +95,10 @@ def test_a_supervisor_wakes_when_its_processes_end_and_at_signals(
 ) -> None:
     """Between two looks at the journal, which never come here."""
     run = one_run([*TINY, f"results={tmp_path}", "launcher.timeout_s=60"]).run
-    folder, started = RunFolder.of(run), list[subprocess.Popen[bytes]]()
+    folder, started = RunFolder.of(run), list[Cat]()
 
-    def begin(training: Training, log: Any) -> subprocess.Popen[bytes]:
-        started.append(subprocess.Popen(["cat"], stdin=subprocess.PIPE, start_new_session=True))
+    def begin(training: Training, log: Any) -> Cat:
+        started.append(Cat())
         return started[0]
 
     def happens_just_before(timeout_s: float | None, *files: Any) -> None:
