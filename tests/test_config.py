@@ -135,7 +135,7 @@ def accepted(node: dict[str, Any], path: tuple[str, ...], kind: Any) -> RunConfi
     ("path", "kind"), fields(RunConfig), ids=lambda value: ".".join(value) if isinstance(value, tuple) else ""
 )
 def test_a_field_changes_the_run_id_unless_it_is_no_part_of_the_experiment(path: tuple[str, ...], kind: Any) -> None:
-    base = BASE | {"devices": 8}
+    base = BASE | {"devices": 8, "nodes": 1}
     other = accepted(base, path, kind)
     outside = path[0] in OUTSIDE_IDENTITY and path not in (("launcher", "oversubscribe"), ("launcher", "pack"))
     outside |= path == ("measure", "probe")

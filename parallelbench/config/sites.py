@@ -164,6 +164,10 @@ class LauncherOptions(Node, frozen=True, kw_only=True, tag_field="name"):
         """When an attempt must have ended, as all of these Unix time, s; None: no limit."""
         return None if self.timeout_s is None else launched_at + self.timeout_s
 
+    def fewest_nodes(self, devices: int, site: Site) -> int:
+        """Nodes that so many devices need: here there is one."""
+        return 1
+
     @property
     def packed(self) -> bool:
         """Whether warm processes run one configuration after the other: `pack`, of launchers that have it."""
@@ -208,6 +212,10 @@ class SlurmLauncher(LauncherOptions, frozen=True, kw_only=True, tag="slurm"):
     """A submitted run is started at most this often: after a warning, a preemption, or a node's failure."""
     pack: bool
     """Run all configurations of one shape in one job, forked from warm processes: no start-up is measured."""
+
+    def fewest_nodes(self, devices: int, site: Site) -> int:
+        """Nodes that so many devices need."""
+        return -(-devices // site.devices_per_node)
 
     def stops_at(self, *, launched_at: float, job_ends_at: float | None) -> float | None:
         """At the warning, or after `timeout_s`."""
