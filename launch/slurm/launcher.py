@@ -16,7 +16,7 @@ from launch.launcher import Launcher
 from launch.slurm import cluster, errands, record, scheduler
 from launch.slurm.cluster import ignored_variables, known_cluster
 from launch.slurm.errands import report_states, reports
-from launch.slurm.order import in_turns, out_of_turn
+from launch.slurm.order import in_turns, interleaving, out_of_turn
 from launch.slurm.queue import Tracker, track, used
 from launch.slurm.record import FOLDER
 from launch.slurm.sbatch import Hours, job_groups
@@ -29,7 +29,7 @@ from parallelbench.results.files import is_there
 from parallelbench.results.folder import RunFolder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from rich.console import Console
 
@@ -75,7 +75,9 @@ class OnSlurm(Launcher):
         """Print batch scripts, hours and the cluster's refusals; runs with a job that waits or runs don't start."""
         statuses = _statuses(prepared, states)
         starts = [status.starts(frozenset()) for status in statuses]
-        return _show_plan(list(compress(prepared, starts)), not_submitted(statuses, frozenset()), console), starts
+        repeats = {item.planned.run.repeat for item in prepared}
+        rest = not_submitted(statuses, frozenset())
+        return _show_plan(list(compress(prepared, starts)), rest, console, repeats), starts
 
     def wait_s(self, prepared: Prepared) -> float | None:
         """As Slurm expects (`sbatch --test-only`)."""
@@ -212,7 +214,7 @@ def _latest(run: RunFolder) -> tuple[Submission, int] | None:
         return None
 
 
-def _show_plan(to_start: Sequence[Prepared], rest: str, console: Console) -> bool:
+def _show_plan(to_start: Sequence[Prepared], rest: str, console: Console, repeats: Collection[int]) -> bool:
     """Print what is submitted, and in words the rest; returns whether the cluster takes all jobs."""
     groups = job_groups(to_start)
     cluster = known_cluster()
@@ -234,7 +236,9 @@ def _show_plan(to_start: Sequence[Prepared], rest: str, console: Console) -> boo
         if answer.start:
             console.print(answer.start, highlight=False)
         console.print(group.job.script(lengths[0]), style="dim", markup=False, highlight=False, soft_wrap=True)
-    for warning in filter(None, [*out_of_turn(groups), ignored_variables()]):
+    if turns_in_words := interleaving(groups):
+        console.print(f"\ninterleaved: {turns_in_words}", highlight=False)
+    for warning in filter(None, [*out_of_turn(groups, repeats=repeats), ignored_variables()]):
         console.print(f"[yellow]note[/]: {escape(warning)}", soft_wrap=True)
     most = sum((group.most_hours for group in groups), Hours())
     console.print(f"\nat most {most} in all, if every attempt takes its whole time limit", highlight=False)

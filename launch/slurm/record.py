@@ -69,6 +69,8 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     """Umask for run folders. The job's own folder, whose files are executed, has 077."""
     submit: str = ""
     """Identifies the `submit` command, which may call sbatch several times; empty in submissions of older releases."""
+    after: list[str] = []
+    """Arrays of an earlier turn: its own jobs wait until all of theirs have started."""
     cluster: str = ""
     """Name of the cluster that was asked, since others may see the same files; empty in submissions of older releases,
     which count as those of any."""

@@ -159,6 +159,8 @@ class Job:
     """What it reads and writes, which a container has to see."""
     lines: Sequence[str] = ()
     """Shell lines of its own, after the site's."""
+    after: Sequence[str] = ()
+    """Jobs and arrays that have to start before."""
     goes_on: bool = False
     """Whether Slurm warns it before its time is over, and starts it again: a run goes on where it was."""
 
@@ -175,6 +177,7 @@ class Job:
             **self._memory,
             **site_flags(site),
             **self._gpus,
+            **({"dependency": f"after:{':'.join(self.after)}"} if self.after else {}),
         }
 
     @property
@@ -278,6 +281,7 @@ def job_of_runs(submission: Submission, shape: Shape, folder: Path) -> Job:
         program=["launch.slurm.start", str(folder)],
         folder=folder,
         folders=needed_folders(submission.site, folder.parents[1], submission.plugin),
+        after=submission.after,
         goes_on=True,
     )
 

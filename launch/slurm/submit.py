@@ -14,6 +14,8 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -23,7 +25,7 @@ from launch.checks import checked
 from launch.slurm import job, record, scheduler
 from launch.slurm.cluster import require_accepted
 from launch.slurm.limits import check_budget
-from launch.slurm.order import in_turns, out_of_turn
+from launch.slurm.order import holds_back, in_turns, out_of_turn
 from launch.slurm.queue import track
 from launch.slurm.sbatch import check_container, job_groups, job_of_runs, shape_of, site_flags
 from launch.slurm.scheduler import NoJob, SchedulerError, SubmissionError
@@ -91,7 +93,7 @@ def submit(prepared: Sequence[Prepared], options: SubmitOptions, say: Callable[[
     wanted = job_groups(_to_start(prepared, options.retry, locked=False)[1])  # before the lock, which makes a folder
     check_budget(wanted, options.max_gpu_hours)
     notes = require_accepted([group.job for group in wanted])
-    for note in [*notes, *out_of_turn(wanted)]:
+    for note in [*notes, *out_of_turn(wanted, repeats={item.planned.run.repeat for item in prepared})]:
         say(f"note: {note}")
     with record.lock(sweep):
         statuses, to_start = _to_start(prepared, options.retry, locked=True)
@@ -101,10 +103,15 @@ def submit(prepared: Sequence[Prepared], options: SubmitOptions, say: Callable[[
         check_budget(groups, options.max_gpu_hours)
         submissions = []
         settings = scheduler.configuration(patient=True) if groups else {}
-        for turn in in_turns(groups):
-            for submission in _submit_turn(sweep, turn, settings, say):
-                submissions.append(submission)
-                say(f"job {submission.job}: {count_of(len(submission.tasks), 'task')} of {turn.group.shape}")
+        waits_for: list[str] = []
+        for _, shapes in groupby(in_turns(groups), key=attrgetter("number")):
+            held: list[str] = []
+            for turn in shapes:
+                for submission in _submit_turn(sweep, turn, settings, say, after=waits_for):
+                    submissions.append(submission)
+                    held += [str(submission.job)] if holds_back(submission) else []
+                    say(f"job {submission.job}: {count_of(len(submission.tasks), 'task')} of {turn.group.shape}")
+            waits_for = held or waits_for  # those have waited for the arrays before them
     return submissions
 
 
@@ -143,7 +150,7 @@ def not_submitted(statuses: Sequence[JobStatus], retry: frozenset[str]) -> str:
 
 
 def _submit_turn(
-    sweep: Path, turn: Turn, settings: Mapping[str, str], say: Callable[[str], None]
+    sweep: Path, turn: Turn, settings: Mapping[str, str], say: Callable[[str], None], *, after: Sequence[str]
 ) -> Iterator[Submission]:
     """Submit arrays of the largest size that the cluster's settings allow; halve it if a user limit refuses them."""
     group = turn.group
@@ -158,7 +165,7 @@ def _submit_turn(
         if not chunk:
             continue
         try:
-            yield _submit_chunk(sweep, group, chunk, scheduler.cluster_name(settings))
+            yield _submit_chunk(sweep, group, chunk, scheduler.cluster_name(settings), after)
         except SubmissionError as error:
             if error.why is not NoJob.LOST:
                 intents.take_back()
@@ -171,8 +178,11 @@ def _submit_turn(
             done += len(chunk)
 
 
-def _submit_chunk(sweep: Path, group: JobGroup, tasks: list[list[str]], cluster: str) -> Submission:
-    submission = msgspec.structs.replace(group.submission(tasks, record.new_token()), cluster=cluster)
+def _submit_chunk(
+    sweep: Path, group: JobGroup, tasks: list[list[str]], cluster: str, after: Sequence[str]
+) -> Submission:
+    asked = group.submission(tasks, record.new_token())
+    submission = msgspec.structs.replace(asked, cluster=cluster, after=list(after))
     path = _recorded(sweep, submission)
     try:
         number = sbatch(path, submission, group.shape)

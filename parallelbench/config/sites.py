@@ -205,7 +205,7 @@ class SlurmLauncher(LauncherOptions, frozen=True, kw_only=True, tag="slurm"):
     memory_gib_per_device: Memory | None
     """Host memory requested with each device, GiB; null: the site's usual amount."""
     array_parallelism: Count
-    """At most this many jobs of one array, one shape's in one round, run at a time."""
+    """At most this many jobs of one array, one shape's in one round, run at a time; the next round waits for the rest."""
     signal_delay_s: Annotated[int, Meta(ge=1, le=65_535)]
     """Slurm warns a job this long before its time limit, give or take a minute; it stops after the current epoch."""
     attempts: Count
