@@ -61,6 +61,9 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     """Devices that each task is charged for."""
     device_type: str
     launcher: SlurmLauncher
+    """With the time limit as a number."""
+    auto: bool = False
+    """Whether `launcher.time_limit_min=auto` has chosen that number."""
     site: Site
     """Both as of this submission; the runs' configurations keep those of the first one."""
     plugin: list[str]

@@ -22,13 +22,15 @@ import msgspec
 import psutil
 
 from launch.checks import checked
+from launch.known_times import Known
 from launch.slurm import job, record, scheduler
-from launch.slurm.cluster import require_accepted
+from launch.slurm.cluster import known_cluster, require_accepted
 from launch.slurm.limits import check_budget
 from launch.slurm.order import holds_back, in_turns, out_of_turn
 from launch.slurm.queue import track
-from launch.slurm.sbatch import check_container, job_groups, job_of_runs, shape_of, site_flags
+from launch.slurm.sbatch import check_container, job_groups, job_of_runs, shape_of, site_flags, slurm
 from launch.slurm.scheduler import NoJob, SchedulerError, SubmissionError
+from launch.slurm.time_limit import Limits
 from launch.states import states_of
 from parallelbench.config.dataset_check import require_memory
 from parallelbench.errors import ConfigError, StorageError, count_of
@@ -90,7 +92,9 @@ def submit(prepared: Sequence[Prepared], options: SubmitOptions, say: Callable[[
     not submitted again.
     """
     sweep = prepared[0].planned.run.sweep_folder
-    wanted = job_groups(_to_start(prepared, options.retry, locked=False)[1])  # before the lock, which makes a folder
+    statuses, to_start = _to_start(prepared, options.retry, locked=False)  # before the lock, which makes a folder
+    by = limits(prepared, statuses, to_start)
+    wanted = job_groups(to_start, by)
     check_budget(wanted, options.max_gpu_hours)
     notes = require_accepted([group.job for group in wanted])
     for note in [*notes, *out_of_turn(wanted, repeats={item.planned.run.repeat for item in prepared})]:
@@ -99,7 +103,7 @@ def submit(prepared: Sequence[Prepared], options: SubmitOptions, say: Callable[[
         statuses, to_start = _to_start(prepared, options.retry, locked=True)
         if rest := not_submitted(statuses, options.retry):
             say(rest)
-        groups = job_groups(to_start)
+        groups = job_groups(to_start, limits(prepared, statuses, to_start, most_min=by.most_min))
         check_budget(groups, options.max_gpu_hours)
         submissions = []
         settings = scheduler.configuration(patient=True) if groups else {}
@@ -134,6 +138,25 @@ def _to_start(
         )
     both = zip(prepared, statuses, strict=True)
     return statuses, [replace(item, found=status.state) for item, status in both if status.starts(retry)]
+
+
+def limits(
+    prepared: Sequence[Prepared],
+    statuses: Sequence[JobStatus],
+    to_start: Sequence[Prepared],
+    *,
+    most_min: Callable[[Site], int | None] | None = None,
+) -> Limits:
+    """What the time limits of the runs to start are chosen by; `statuses` are those of all that was asked for.
+
+    `most_min`: what the cluster allows; None: it is asked.
+    """
+    if not to_start or slurm(to_start[0].planned.run).time_limit_min != "auto":
+        return Limits()  # the times of thousands of runs are not read for nothing
+    both = zip(prepared, statuses, strict=True)
+    reached = {item.folder.path.name: status.reached_min for item, status in both if status.reached_min}
+    known = Known.of(prepared, [status.state for status in statuses])
+    return Limits(known, reached, most_min or known_cluster().most_min)
 
 
 def not_submitted(statuses: Sequence[JobStatus], retry: frozenset[str]) -> str:

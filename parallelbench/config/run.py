@@ -120,8 +120,8 @@ class Settings(Node, frozen=True, kw_only=True):
     devices: Count
     """Devices in total, over all nodes."""
     nodes: Count | None
-    """Nodes the devices are spread over, evenly. null: with launcher=slurm as few as `site.devices_per_node` allows, else
-    this machine. Runs have, and are told apart by, the number."""
+    """Nodes the devices are spread over, evenly. null: with launcher=slurm as few as `site.devices_per_node` allows,
+    else this machine. Runs have, and are told apart by, the number."""
     device: Literal["auto", "cpu", "cuda"]
     """Kind of device; auto: CUDA where there is any, else CPU."""
     cores_per_device: Count
@@ -244,7 +244,7 @@ class RunConfig(Settings, frozen=True, kw_only=True):
 
 
 def nodes_of(devices: int, launcher: LauncherOptions, site: Site) -> int:
-    """Nodes of a run that leaves their number open; raises `ConfigError` where its devices can't be spread over them."""
+    """Nodes of a run that leaves their number open; raises `ConfigError` where devices can't be spread over them."""
     nodes, each = launcher.fewest_nodes(devices, site), site.devices_per_node
     if devices % nodes == 0:
         return nodes
@@ -254,8 +254,8 @@ def nodes_of(devices: int, launcher: LauncherOptions, site: Site) -> int:
     nearest = [max(count for count in near if count < devices), min(count for count in near if count > devices)]
     spread = next(count for count in most if devices % count == 0)
     raise ConfigError(
-        f"devices={devices} need {nodes} nodes of site={site.name}, which has site.devices_per_node={each}, and can't be "
-        f"spread evenly over them: choose devices={nearest[0]} or devices={nearest[1]}, or nodes={spread}"
+        f"devices={devices} need {nodes} nodes of site={site.name}, which has site.devices_per_node={each}, and can't "
+        f"be spread evenly over them: choose devices={nearest[0]} or devices={nearest[1]}, or nodes={spread}"
     )
 
 
