@@ -123,13 +123,15 @@ REFUSED: list[tuple[str, str, str, str]] = [
      "them: choose devices=4 or devices=6, or nodes=5", "devices=6"),
     ("nodes=2", f"{SLURM} strategy=ddp devices=8 site.max_nodes=1",
      "nodes=2, but site=local_cluster allows a job site.max_nodes=1", ""),
-    ("site.max_time_min=30", f"{SLURM} launcher.time_limit_min=60", "time_limit_min=60, but site=local_cluster allows a job site.max_time_min=30", ""),
+    ("site.max_time_min=30", f"{SLURM} launcher.time_limit_min=60",
+     "time_limit_min=60, but site=local_cluster allows a job site.max_time_min=30", ""),
     ("launcher.time_limit_min=3", SLURM,
      "signal_delay_s=120 with launcher.time_limit_min=3: Slurm's warning can come 60 s", ""),
     ("launcher.signal_delay_s=600", f"{SLURM} site.max_time_min=11",
-     "signal_delay_s=600 with jobs of at most 11 min: Slurm's warning can come 60 s early, so a run would be stopped as "
-     "soon as it starts: lower launcher.signal_delay_s", "launcher.signal_delay_s=120"),
-    ("launcher.time_limit_min=long", SLURM, "expected `int` >= 1 and <= 1000000 or auto", "launcher.time_limit_min=auto"),
+     "signal_delay_s=600 with jobs of at most 11 min: Slurm's warning can come 60 s early, so a run would be stopped "
+     "as soon as it starts: lower launcher.signal_delay_s", "launcher.signal_delay_s=120"),
+    ("launcher.time_limit_min=long", SLURM,
+     "expected `int` >= 1 and <= 1000000 or auto", "launcher.time_limit_min=auto"),
     ("device=cuda", f"{SLURM} site.gpus_per_node=0", "gpus_per_node=0: choose device=cpu", "device=cpu"),
     ("nodes=2", f"{SLURM} {TWO} launcher.pack=true", "launcher.pack=true with nodes=2 is refused", "nodes=1"),
     *(

@@ -165,6 +165,17 @@ def test_a_throttle_does_not_undo_the_turns(sweeps: Sweeps) -> None:
     began = [[info.launched_at for run in each if (info := run.attempts()[0].info())] for each in folders]
     assert len([*began[0], *began[1]]) == len([*began[2], *began[3]]) == 4
     assert max(began[0] + began[1]) < min(began[2] + began[3])
+    infos = [run.attempts()[0].info() for each in folders for run in each]
+    waited = [info.waited_s for info in infos if info is not None and info.waited_s is not None]
+    ago = [
+        info.launched_at - each.created_at
+        for each, runs in zip(mine, folders, strict=True)
+        for run in runs
+        if (info := run.attempts()[0].info())
+    ]
+    assert len(waited) == 8
+    assert all(0 <= own <= since for own, since in zip(waited, ago, strict=True))
+    assert "jobs of this shape waited" in sweeps.submit(*WITHOUT_TORCH, *options, "sweep.repeats=3", verb="plan")[1]
 
 
 def test_the_report_follows_the_runs(sweeps: Sweeps) -> None:
