@@ -24,6 +24,7 @@ from launch.slurm.record import FOLDER
 from launch.slurm.sbatch import Hours, HoursExpected, job_groups
 from launch.slurm.scheduler import NoSlurmError, SchedulerError
 from launch.slurm.submit import device_type_of, limits, not_submitted, prepare_for_site, submit
+from launch.slurm.time_limit import Limits
 from launch.states import RunStatus, SweepStatus, resumption, states_of
 from launch.sweep import one_run
 from parallelbench.errors import ConfigError, StorageError, count_of, duration
@@ -91,8 +92,9 @@ class OnSlurm(Launcher):
 
     def wait_s(self, prepared: Prepared) -> float | None:
         """As Slurm expects (`sbatch --test-only`)."""
-        (group,) = job_groups([prepared])
-        return known_cluster().answer(group.job).wait_s
+        cluster = known_cluster()
+        (group,) = job_groups([prepared], Limits(most_min=cluster.most_min))
+        return cluster.answer(group.job).wait_s
 
     def calibrate(self, prepared: Prepared, path: Path) -> None:
         """In a short job on the run's nodes."""
@@ -166,7 +168,7 @@ def site_findings(overrides: Sequence[str], extension: Extension) -> Iterable[tu
     for devices in dict.fromkeys((1, run.site.devices_per_node)):
         whole = [f"devices={devices}", f"batch_size={devices}", f"strategy={'ddp' if devices > 1 else 'single'}"]
         planned = one_run(["launcher=slurm", "data=synthetic", *overrides, *whole], extension)
-        (group,) = job_groups([prepare_for_site(planned)])
+        (group,) = job_groups([prepare_for_site(planned)], Limits(most_min=cluster.most_min))
         answer = cluster.answer(group.job, untold=untold)
         untold = answer.untold
         found = [*answer.refusals, *answer.notes, cluster.unknown]
