@@ -87,7 +87,8 @@ def other_values(kind: Any, value: Any) -> list[Any]:
         return [not value]
     if kind in (int, float):
         numbers = [0, 1, 2, 0.25, 3, 100] if kind is float else [0, 1, 2, 3, 4, 8, 100]
-        return [kind(n) for n in (*numbers, 2 * (value or 4)) if n != value]
+        double = 2 * value if value and isinstance(value, int | float) else 8  # "auto" is no number
+        return [kind(n) for n in (*numbers, double) if n != value]
     if kind is str:
         return [f"{value or ''}x"]
     if origin in (list, tuple):

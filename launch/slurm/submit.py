@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from launch.slurm.sbatch import Job, JobGroup, Shape
     from launch.sweep import PlannedRun
     from parallelbench.config.run import RunConfig
+    from parallelbench.config.sites import Site
 
 
 def device_type_of(run: RunConfig) -> str:

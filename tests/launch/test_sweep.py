@@ -81,6 +81,7 @@ def test_one_device_is_left_out_of_what_lies_on_several_nodes() -> None:
     assert len(expand(words, tell=lines.append)) == 23
     (line,) = lines
     assert line.startswith("left out, single × 1: devices=1 can't be spread evenly over nodes=2: choose devices=2")
+    assert [planned.run.strategy.name for planned in expand([*words, "devices=1", "nodes=1"])] == ["single"]
 
 
 def test_nodes_follow_from_devices_on_a_cluster_and_their_number_is_what_a_run_is_told_apart_by(tmp_path: Path) -> None:
@@ -98,7 +99,6 @@ def test_nodes_follow_from_devices_on_a_cluster_and_their_number_is_what_a_run_i
     folder = RunFolder.of(eight)
     folder.write_intent(eight, [])
     assert folder.config().nodes == 2
-    assert [planned.run.strategy.name for planned in expand([*words, "devices=1", "nodes=1"])] == ["single"]
 
 
 def strategies(*overrides: str) -> tuple[list[tuple[str, int]], list[str]]:

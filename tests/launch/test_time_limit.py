@@ -13,13 +13,14 @@ import pytest
 from rich.console import Console
 
 from launch.known_times import Known
-from launch.launcher import Prepared, SubmitOptions, states_of
+from launch.launcher import Prepared, SubmitOptions
 from launch.slurm import record, submit
 from launch.slurm.cluster import Cluster, Partition
 from launch.slurm.launcher import OnSlurm
 from launch.slurm.record import Submission
 from launch.slurm.sbatch import Hours, Shape, job_groups, job_of_runs
 from launch.slurm.time_limit import Limit, Limits
+from launch.states import states_of
 from parallelbench.config.identity import run_id
 from parallelbench.errors import ConfigError
 from parallelbench.results.folder import RunFolder
