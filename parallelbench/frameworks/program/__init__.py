@@ -19,6 +19,7 @@ from parallelbench.config.components import Arrays, Data, Model, Strategy
 from parallelbench.config.sites import expanded, shipped
 from parallelbench.config.structure import Seconds  # noqa: TC001 - msgspec reads it
 from parallelbench.errors import ConfigError, choices
+from parallelbench.strategies.shared_refusals import on_one_node
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -199,7 +200,7 @@ class Program(Strategy, frozen=True, kw_only=True):
         yield (
             run.nodes > 1 and self.steps_by != "optimizer",
             f"program.steps_by={self.steps_by} with nodes={run.nodes} is refused: nobody can tell whose steps they are",
-            ("nodes=1",),
+            (on_one_node(run),),
         )
         per_device = "{batch_size_per_device}" in " ".join([self.command, *self.setup])
         yield (
