@@ -6,13 +6,13 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from launch.verbs.bundle import planned_again
 
 from analysis import load, summary
 from analysis.figures import draw
 from analysis.report.programs import checks_of_programs, times_of_programs
 from launch.sweep.compose import Extension
 from launch.sweep.expansion import expand
+from launch.verbs.bundle import planned_again
 from parallelbench.config.identity import run_id
 from parallelbench.errors import ConfigError
 from parallelbench.frameworks.program import _sources
