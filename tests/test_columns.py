@@ -285,7 +285,9 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ran, SessionClock
     attempt = folder.claim(after=1)
     assert attempt is not None
     warnings = ["a known warning"]
-    attempt.describe(processes=1, device_type="cpu", oversubscribed=False, warnings=warnings, submit="a command")
+    attempt.describe(
+        processes=1, device_type="cpu", oversubscribed=False, warnings=warnings, submit="a command", waited_s=90.0
+    )
     with pytest.MonkeyPatch.context() as monkeypatch:
         plant(monkeypatch, clock, run)
         keys = {"run_id": run_id(run), "attempt": attempt.number}
@@ -328,6 +330,7 @@ def test_facts_of_a_session(planted: tuple[Ran, SessionClock]) -> None:
     info = RunFolder(ran.folder).attempts()[-1].info()
     assert info is not None
     assert (ran.run["submit"], ran.run["launched_at"]) == ("a command", info.launched_at)
+    assert ran.run["waited_s"] == 90.0
     assert ran.run["data_sha256"] == configured(*SESSION).data.fingerprint(Path("nowhere"))
     assert ran.of("parity", "run_id", "attempt") == [(ran.run["run_id"], 2)]
 

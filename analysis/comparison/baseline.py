@@ -17,6 +17,7 @@ from analysis.comparison.work import ONE_DEVICE, PROBED
 from analysis.metrics.runs import efficiency
 from analysis.runs.reader import once
 from parallelbench.errors import count_of
+from parallelbench.frameworks import FRAMEWORKS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -56,7 +57,7 @@ def _why_without(found: Campaign, group: str, framework: str) -> str:
             f"of one device's sets of options ({sets}) not exactly one shares theirs and counts; --baseline names one"
         )
     others = "no other configuration" if framework == "torch" else f"no other configuration of {framework}"
-    strategy = "" if framework == "program" else f"strategy={ONE_DEVICE[framework]} "
+    strategy = f"strategy={ONE_DEVICE[framework]} " if FRAMEWORKS[framework].tells_training else ""
     return f"{others} that counts did the same work; measure {strategy}devices=1"
 
 

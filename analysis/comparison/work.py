@@ -97,7 +97,8 @@ IS_ONE_DEVICE = pl.col("strategy").is_in(list(ONE_DEVICE.values())) & (pl.col("d
 """The same of each row."""
 PROGRAM = FRAMEWORKS["program"].one_device
 """The strategy of all users' programs."""
-IS_PROGRAM = (pl.col("framework") == "program").fill_null(False)
+_UNTOLD = [name for name, each in FRAMEWORKS.items() if not each.tells_training]
+IS_PROGRAM = pl.col("framework").is_in(_UNTOLD).fill_null(False)
 """Whether a user's own program was measured, of which nothing but its steps is known."""
 IS_REFERENCE = (pl.col("strategy") == REFERENCE) & (pl.col("devices") == 1)
 """Whether others' losses are held against this row's."""

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import polars as pl
 
 from analysis import text
-from analysis.comparison.campaign import campaign
+from analysis.comparison.losses import UNLIKE, partings, printed
 from analysis.comparison.summary import displayed, summary
-from analysis.comparison.work import IS_PROGRAM
+from analysis.comparison.work import IS_PROGRAM, configurations
 from analysis.metrics.epochs import AS_TEXT, numbered
 from parallelbench.errors import count_of
+from parallelbench.frameworks.program.sources import Sources, changed_files
 
 if TYPE_CHECKING:
     from analysis.runs.reader import Runs
@@ -23,8 +26,6 @@ NOTABLE_SHARE = 0.1
 """Share of a step above which a wait for data, or of an idle device, is a cause to look at first."""
 GROWTH = 1.05
 """Memory in use in the last window ÷ that in the first one after the warm-up, above which it is said to grow."""
-UNLIKE = 0.05
-"""Relative difference of two sides' printed losses from which their curves part."""
 
 
 def times_of_programs(runs: Runs) -> list[str]:
@@ -42,7 +43,7 @@ def memory_of_programs(runs: Runs) -> list[str]:
 def checks_of_programs(runs: Runs) -> list[str]:
     """Whether samples are what they are said to be, and whether losses part."""
     rows = displayed(runs).filter(IS_PROGRAM)
-    return [] if rows.is_empty() else [*_samples(rows), *_losses(runs, rows)]
+    return [] if rows.is_empty() else [*_samples(rows), *_sources(runs, rows), *_losses(runs)]
 
 
 def in_windows(runs: Runs, words: str) -> str:
@@ -77,6 +78,31 @@ def _samples(rows: pl.DataFrame) -> list[str]:
             "and speed-ups only if each step does the same work on any number of devices."
         )
     return lines
+
+
+def _sources(runs: Runs, rows: pl.DataFrame) -> list[str]:
+    """The files in which the sources of one program's runs differ, from each state to the next one measured."""
+    lines = []
+    of_runs = configurations(runs)
+    for (name,), members in rows.sort("launched_at", nulls_last=True).group_by("model", maintain_order=True):
+        nodes = [msgspec.json.decode(of_runs[run_id]["strategy"], type=_Program) for run_id in members["run_id"]]
+        for before, after in itertools.pairwise({each.sources: each for each in nodes}.values()):
+            names = changed_files(Path(after.folder or "."), before.state, after.state)
+            changed = text.listed(names, most=3) if names else f"files ({before.sources}, then {after.sources})"
+            lines.append(f"Several states of {name} were measured: {changed} changed between them.")
+    return lines
+
+
+class _Program(msgspec.Struct):
+    """Of a run's strategy."""
+
+    sources: str
+    folder: str | None = None
+    files: dict[str, str] = {}
+
+    @property
+    def state(self) -> Sources:
+        return Sources(self.sources, self.files)
 
 
 def _waiting(runs: Runs) -> list[str]:
@@ -151,25 +177,16 @@ def _growing(runs: Runs, rows: pl.DataFrame) -> list[str]:
     return [f"{told}: is something kept in each step?"] if names else []
 
 
-def _losses(runs: Runs, rows: pl.DataFrame) -> list[str]:
+def _losses(runs: Runs) -> list[str]:
     """That learning is unchecked; and where two sides print unlike losses at the same steps of one repeat."""
     unchecked = "Whether the program learns the same on several devices was not checked"
-    printed = numbered(runs, "losses", "epoch", "step", "train_loss").with_columns(AS_TEXT)
-    known = printed.join(rows.select("run_id", "group", "configuration", "repeat"), on="run_id")
+    known = printed(runs)
     if known.is_empty():
         return [f"{unchecked}: its losses are yours to check (program.loss_pattern compares what it prints)."]
-    parted = []
-    for each, _ in campaign(runs).others:
-        name, one = each.name, campaign(runs).baseline_of(each)
-        sides = [known.filter(group=each.group, configuration=str(side)) for side in (one, each)]
-        both = sides[0].join(sides[1], on=("repeat", "epoch", "step"))
-        # Ranks print the losses of their own samples: single ones differ by chance.
-        means = both.group_by("epoch", "repeat").agg(pl.col("train_loss", "train_loss_right").mean())
-        ratio = (pl.col("train_loss_right") / pl.col("train_loss") - 1).abs().median()
-        windows = means.group_by("epoch").agg(ratio.alias("by")).sort("epoch", descending=True).rows()
-        unlike = list(itertools.takewhile(lambda window: window[1] > UNLIKE, windows))
-        if unlike:
-            parted.append(f"{name} from {one} by {text.percent(windows[0][1])}, from row {unlike[-1][0]} on")
+    parted = [
+        f"{each.name} from {each.other} by {text.percent(each.apart)}, from step {each.step:,} on"
+        for each in partings(runs)
+    ]
     if parted:
         where = "(mean of the last window, median over repeats)"
         return [f"Printed losses part: {text.listed(parted)} {where}: do both do the same work?"]

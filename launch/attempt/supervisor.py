@@ -49,13 +49,14 @@ def carry_out(
     job: str = "",
     submit: str = "",
     job_ends_at: float | None = None,
+    waited_s: float | None = None,
 ) -> Outcome | NotBegun:
     """One attempt of a run, from its claim to its outcome.
 
     `skip` gives the reason not to begin one, empty where there is none. `train` runs the described attempt to its end,
-    with `supervise` or `in_this_process`. `job` is recorded as the supervisor's, and `job_ends_at` (Unix time, s) as
-    when the cluster ends it. `submit` identifies the command that asked for the attempt: attempts of one command were
-    measured together.
+    with `supervise` or `in_this_process`. `job` is recorded as the supervisor's, `job_ends_at` (Unix time, s) as when
+    the cluster ends it, and `waited_s` as how long it was queued. `submit` identifies the command that asked for the
+    attempt: attempts of one command were measured together.
     """
     # Read before the state: if another process begins an attempt after this line, the claim below fails.
     attempts = folder.attempts()
@@ -72,7 +73,7 @@ def carry_out(
     training = Training(folder, run, attempt, device_type)
     with attempt.kept():
         try:
-            _describe(training, submit, job_ends_at)
+            _describe(training, submit, job_ends_at, waited_s)
         except StorageError:
             attempt.withdraw()
             raise
@@ -117,7 +118,7 @@ def require_allowed(run: RunConfig, device_type: str) -> None:
     require_run(processes=ranks, threads=threads, cpu=device_type == "cpu", alone=run.nodes == 1)
 
 
-def _describe(training: Training, submit: str, job_ends_at: float | None) -> None:
+def _describe(training: Training, submit: str, job_ends_at: float | None, waited_s: float | None) -> None:
     """Record how and on what the attempt is started."""
     run, share = training.run, _share(training.run, training.device_type)
     training.attempt.write_config(run)
@@ -128,6 +129,7 @@ def _describe(training: Training, submit: str, job_ends_at: float | None) -> Non
         warnings=this_machine().caveats(**share),
         submit=submit,
         job_ends_at=job_ends_at,
+        waited_s=waited_s,
     )
 
 

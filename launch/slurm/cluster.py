@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from launch.slurm.limits import Allowed
     from launch.slurm.sbatch import Job
+    from parallelbench.config.sites import Site
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ class Cluster:
 
     def _never(self, job: Job) -> tuple[list[str], list[str]]:
         """Why none of its partitions would ever start a job, and why some would not, or not now."""
-        found = {name: list(self._in_one(job, name)) for name in self._partitions(job)}
+        found = {name: list(self._in_one(job, name)) for name in self._partitions(job.site)}
         if all(found.values()):
             return list(dict.fromkeys(text for texts in found.values() for text in texts)), []
         notes = [f"the jobs never run in {name}: {'; '.join(texts)}" for name, texts in found.items() if texts]
@@ -119,9 +120,17 @@ class Cluster:
         if self.allowed is not None:
             yield from self.allowed.refusals(job, name)
 
-    def _partitions(self, job: Job) -> list[str]:
-        if job.site.partition:
-            return job.site.partition.split(",")
+    def most_min(self, site: Site) -> int | None:
+        """Longest job, in minutes, that any of a site's partitions starts; None: there is no such limit, or nobody
+        knows.
+        """
+        most = [kind.limit_min for name in self._partitions(site) for kind in self._named(name)]
+        known = [each for each in most if each is not None]
+        return max(known) if known and len(known) == len(most) else None
+
+    def _partitions(self, site: Site) -> list[str]:
+        if site.partition:
+            return site.partition.split(",")
         return list(dict.fromkeys(kind.name for kind in self.kinds or () if kind.default)) or [""]
 
     def _named(self, name: str) -> list[Partition]:
@@ -135,7 +144,7 @@ class Cluster:
             return f"{error}: jobs wait"
         if error.why is not NoJob.NO_NODES:
             return ""
-        suiting = [kind for name in self._partitions(job) for kind in self._named(name) if suits(kind, job)]
+        suiting = [kind for name in self._partitions(job.site) for kind in self._named(name) if suits(kind, job)]
         nodes, out = (sum(getattr(kind, key) for kind in suiting) for key in ("nodes", "out"))
         if nodes < job.shape.nodes:
             return ""
@@ -149,7 +158,7 @@ class Cluster:
         """Slurm's own words; where it has no such nodes, beside those that it has."""
         if error.why is not NoJob.NO_NODES:
             return str(error)
-        named = {name: self._named(name) for name in self._partitions(job)}
+        named = {name: self._named(name) for name in self._partitions(job.site)}
         offered = "; ".join(f"{name} has {' and '.join(map(str, kinds))}" for name, kinds in named.items())
         gpu, of_all = job.site.gpu_type, ",".join(each.gres for kinds in named.values() for each in kinds)
         if gpu and job.gpus_asked and gpus_in(of_all, None) and not gpus_in(of_all, gpu):

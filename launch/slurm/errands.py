@@ -28,7 +28,7 @@ from launch.attempt.processes import CALIBRATION, calibration_arguments, command
 from launch.slurm import record, rendezvous, scheduler
 from launch.slurm.cluster import cluster_of, require_accepted
 from launch.slurm.queue import track
-from launch.slurm.sbatch import Job, Shape, memory_mib, needed_folders, shape_of, slurm, step_command
+from launch.slurm.sbatch import Job, Shape, memory_mib, needed_folders, shape_of, shortened, slurm, step_command
 from launch.slurm.scheduler import SchedulerError
 from launch.sweep import one_run
 from launch.sweep.extension import extension
@@ -160,7 +160,7 @@ def errand(run: RunConfig, shape: Shape, folder: Path, *words: str, minutes: int
         shape=shape,
         launcher=slurm(run),
         site=run.site,
-        minutes=min(minutes, slurm(run).time_limit_min),
+        minutes=shortened(minutes, run),
         program=[*head, *step_command(shape, run.site, folders, on_node)],
         folder=folder,
     )

@@ -27,7 +27,7 @@ from launch.attempt.signals import action_of, heed, noting
 from launch.attempt.supervisor import Interrupted, NotBegun, carry_out, stoppable, supervise
 from launch.slurm import record, scheduler
 from launch.slurm.rendezvous import chosen
-from launch.slurm.sbatch import ENDS_AT
+from launch.slurm.sbatch import ENDS_AT, STARTED_AT
 from launch.slurm.scheduler import NoSlurmError, SchedulerError
 from launch.slurm.step import TOLD, Allocation
 from launch.states import saved
@@ -91,6 +91,14 @@ class Job:
     def start(self) -> str:
         """Identifies this start of the job. The token is in it because Slurm may use a job id again."""
         return f"{self.submission.token}.{self.id}.{self.restarts}"
+
+    @property
+    def waited_s(self) -> float | None:
+        """From its submission to its start, s; None: it was started again, so it waited more than once."""
+        started_at = float(os.environ.get(STARTED_AT, "0")) or (
+            self.ends_at - 60.0 * self.submission.launcher.limit_min if self.ends_at else time.time()
+        )
+        return None if self.restarts else max(0.0, started_at - self.submission.created_at)
 
     def began(self, attempt: Attempt) -> bool:
         """Whether an earlier start of this job, or this one, began the attempt."""
@@ -252,6 +260,7 @@ def lead(folder: RunFolder, run: RunConfig, job: Job) -> bool:
         job=job.start,
         submit=submit,
         job_ends_at=job.ends_at,
+        waited_s=job.waited_s,
     )
     heed()
     if isinstance(outcome, NotBegun):
@@ -303,7 +312,7 @@ def leave_calls(path: Path, submission: Submission) -> None:
     from submitit.core.utils import DelayedSubmission, JobPaths
 
     call = DelayedSubmission(run_task, str(path))
-    call.set_timeout(submission.launcher.time_limit_min, submission.launcher.attempts)
+    call.set_timeout(submission.launcher.limit_min, submission.launcher.attempts)
     for task in range(len(submission.tasks)):
         pickle = JobPaths(path.parent, submission.job_of(task)).submitted_pickle
         if not pickle.exists():

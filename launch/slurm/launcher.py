@@ -6,36 +6,42 @@ import shlex
 from collections import Counter
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from functools import reduce
 from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
+from launch.known_times import Known
 from launch.launcher import Launcher
 from launch.slurm import cluster, errands, record, scheduler
 from launch.slurm.cluster import ignored_variables, known_cluster
 from launch.slurm.errands import report_states, reports
-from launch.slurm.order import in_turns, out_of_turn
+from launch.slurm.order import in_turns, interleaving, out_of_turn
 from launch.slurm.queue import Tracker, track, used
 from launch.slurm.record import FOLDER
-from launch.slurm.sbatch import Hours, job_groups
+from launch.slurm.sbatch import Hours, HoursExpected, job_groups
 from launch.slurm.scheduler import NoSlurmError, SchedulerError
-from launch.slurm.submit import device_type_of, not_submitted, prepare_for_site, submit
+from launch.slurm.submit import device_type_of, limits, not_submitted, prepare_for_site, submit
+from launch.slurm.time_limit import Limits
 from launch.states import RunStatus, SweepStatus, resumption, states_of
 from launch.sweep import one_run
-from parallelbench.errors import ConfigError, StorageError, count_of
+from parallelbench.errors import ConfigError, StorageError, count_of, duration
 from parallelbench.results.files import is_there
 from parallelbench.results.folder import RunFolder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from rich.console import Console
 
+    from launch.known_times import Estimate
     from launch.launcher import Prepared, SubmitOptions
+    from launch.slurm.cluster import Cluster
     from launch.slurm.queue import JobStatus
     from launch.slurm.record import Submission
+    from launch.slurm.sbatch import JobGroup
     from launch.states import Look
     from launch.sweep import PlannedRun
     from launch.sweep.compose import Extension
@@ -75,12 +81,20 @@ class OnSlurm(Launcher):
         """Print batch scripts, hours and the cluster's refusals; runs with a job that waits or runs don't start."""
         statuses = _statuses(prepared, states)
         starts = [status.starts(frozenset()) for status in statuses]
-        return _show_plan(list(compress(prepared, starts)), not_submitted(statuses, frozenset()), console), starts
+        to_start, rest = list(compress(prepared, starts)), not_submitted(statuses, frozenset())
+        cluster = known_cluster()
+        by = limits(prepared, statuses, to_start, most_min=cluster.most_min)
+        known = Known.of(prepared, states) if to_start and not by.known.count else by.known
+        if rest:
+            console.print(f"\n{rest}", markup=False, highlight=False)
+        repeats = {item.planned.run.repeat for item in prepared}
+        return _show_plan(job_groups(to_start, by), cluster, known, repeats, console), starts
 
     def wait_s(self, prepared: Prepared) -> float | None:
         """As Slurm expects (`sbatch --test-only`)."""
-        (group,) = job_groups([prepared])
-        return known_cluster().answer(group.job).wait_s
+        cluster = known_cluster()
+        (group,) = job_groups([prepared], Limits(most_min=cluster.most_min))
+        return cluster.answer(group.job).wait_s
 
     def calibrate(self, prepared: Prepared, path: Path) -> None:
         """In a short job on the run's nodes."""
@@ -154,7 +168,7 @@ def site_findings(overrides: Sequence[str], extension: Extension) -> Iterable[tu
     for devices in dict.fromkeys((1, run.site.devices_per_node)):
         whole = [f"devices={devices}", f"batch_size={devices}", f"strategy={'ddp' if devices > 1 else 'single'}"]
         planned = one_run(["launcher=slurm", "data=synthetic", *overrides, *whole], extension)
-        (group,) = job_groups([prepare_for_site(planned)])
+        (group,) = job_groups([prepare_for_site(planned)], Limits(most_min=cluster.most_min))
         answer = cluster.answer(group.job, untold=untold)
         untold = answer.untold
         found = [*answer.refusals, *answer.notes, cluster.unknown]
@@ -212,12 +226,10 @@ def _latest(run: RunFolder) -> tuple[Submission, int] | None:
         return None
 
 
-def _show_plan(to_start: Sequence[Prepared], rest: str, console: Console) -> bool:
-    """Print what is submitted, and in words the rest; returns whether the cluster takes all jobs."""
-    groups = job_groups(to_start)
-    cluster = known_cluster()
-    if rest:
-        console.print(f"\n{rest}", markup=False, highlight=False)
+def _show_plan(
+    groups: Sequence[JobGroup], cluster: Cluster, known: Known, repeats: Collection[int], console: Console
+) -> bool:
+    """Print what is submitted; returns whether the cluster takes all jobs. `repeats`: of all that was asked for."""
     accepted = not scheduler.available() or bool(cluster.kinds)
     turns = in_turns(groups)
     answers = cluster.answers([group.job for group in groups])
@@ -225,7 +237,11 @@ def _show_plan(to_start: Sequence[Prepared], rest: str, console: Console) -> boo
         lengths = _lengths([len(turn.group.tasks()) for turn in turns if turn.shape == shape], cluster.longest)
         in_turn = ", in turn with the other shapes" if sum(turn.shape == shape for turn in turns) > 1 else ""
         what = f"[bold]{_arrays(lengths)}[/] of {group.shape}{in_turn}"
-        console.print(f"\n{what}: at most {group.most_in_words()}", soft_wrap=True)
+        console.print(f"\n{what}: {_priced(group.expected_hours(known), group.most_in_words())}", soft_wrap=True)
+        if group.limit.why:
+            console.print(f"time limit {group.limit.minutes} min: {group.limit.why}", highlight=False, soft_wrap=True)
+        if (waited_s := known.waits(group.takes)) is not None:
+            console.print(f"jobs of this shape waited {_range(waited_s)}", highlight=False)
         accepted = accepted and not answer.refusals
         for refusal in answer.refusals:
             console.print(f"[red]refused by the cluster[/]: {escape(refusal)}")
@@ -234,13 +250,29 @@ def _show_plan(to_start: Sequence[Prepared], rest: str, console: Console) -> boo
         if answer.start:
             console.print(answer.start, highlight=False)
         console.print(group.job.script(lengths[0]), style="dim", markup=False, highlight=False, soft_wrap=True)
-    for warning in filter(None, [*out_of_turn(groups), ignored_variables()]):
+    if turns_in_words := interleaving(groups):
+        console.print(f"\ninterleaved: {turns_in_words}", highlight=False)
+    for warning in filter(None, [*out_of_turn(groups, repeats=repeats), ignored_variables()]):
         console.print(f"[yellow]note[/]: {escape(warning)}", soft_wrap=True)
     most = sum((group.most_hours for group in groups), Hours())
-    console.print(f"\nat most {most} in all, if every attempt takes its whole time limit", highlight=False)
+    each = [hours for group in groups if (hours := group.expected_hours(known)) is not None]
+    expected = reduce(HoursExpected.__add__, each) if each else None
+    in_all = _priced(expected, f"{most} in all, if every attempt takes its whole time limit")
+    console.print(f"\n{in_all}", highlight=False)
     if cluster.unknown:
         console.print(cluster.unknown, markup=False, highlight=False)
     return accepted
+
+
+def _priced(expected: HoursExpected | None, most: str) -> str:
+    """ "about 9.00 GPU-hours (6.00–14.00), at most 40.00 GPU-hours"; without what nobody knows yet."""
+    return f"at most {most}" if expected is None else f"about {expected}, at most {most}"
+
+
+def _range(time_s: Estimate) -> str:
+    """ "12 min (3 min–40 min)"."""
+    several = f" ({duration(time_s.low)}–{duration(time_s.high)})" if time_s.low < time_s.high else ""
+    return f"{duration(time_s.middle)}{several}"
 
 
 def _statuses(prepared: Sequence[Prepared], states: Sequence[State]) -> list[JobStatus]:

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from launch.slurm.sbatch import slurm
-from parallelbench.errors import count_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
+    from launch.slurm.record import Submission
     from launch.slurm.sbatch import JobGroup
 
 
@@ -31,6 +31,8 @@ class Turn:
     """Tasks of this shape in earlier turns."""
     whole: int
     """Tasks of this shape."""
+    number: int
+    """Which turn it is, from 0; all shapes of a turn are submitted before the next one's."""
 
 
 def in_turns(groups: Sequence[JobGroup]) -> list[Turn]:
@@ -54,27 +56,42 @@ def in_turns(groups: Sequence[JobGroup]) -> list[Turn]:
     for turn, shape in sorted(turns, key=lambda key: (key[0], place_of[key[1]] * (-1) ** key[0])):
         group = groups[shape]
         part = replace(group, runs=[group.runs[place] for place in turns[turn, shape]])
-        found.append(Turn(part, shape, before[shape], len(group.tasks())))
+        found.append(Turn(part, shape, before[shape], len(group.tasks()), turn))
         before[shape] += len(part.tasks())
     return found
 
 
-def out_of_turn(groups: Sequence[JobGroup]) -> Iterator[str]:
-    """Why runs of several shapes are not measured in turn, although they are repeated."""
-    if len(groups) < 2 or len({item.planned.run.repeat for group in groups for item in group.runs}) == 1:
+def interleaving(groups: Sequence[JobGroup]) -> str:
+    """ "6 rounds, 3 shapes in turn"; empty of a single round, and of shapes that take no turns."""
+    rounds = len({item.planned.run.repeat for group in groups for item in group.runs})
+    if rounds < 2 or any(map(_packed, groups)):
+        return ""
+    if len(groups) == 1:
+        return f"{rounds} rounds of one shape, in the order of the plan"
+    turns = len({turn.number for turn in in_turns(groups)})
+    each = "" if turns == rounds else f" in {turns} turns"
+    return f"{rounds} rounds{each}, {len(groups)} shapes in turn"
+
+
+def out_of_turn(groups: Sequence[JobGroup], *, repeats: Collection[int]) -> Iterator[str]:
+    """Why runs of several shapes are not measured in turn; `repeats`: of all that was asked for."""
+    if len(groups) < 2:
         return
-    if any(map(_packed, groups)):
+    if set(repeats) == {0}:
+        yield (
+            "of one repeat there are no turns: the shapes are measured one after the other, and comparisons between "
+            "them get no verdict: choose sweep.repeats=6"
+        )
+    elif any(map(_packed, groups)):
         yield (
             "launcher.pack=true puts all repeats of a shape into one job, so the shapes are measured one after the "
             "other, and comparisons between them count as not interleaved: choose launcher.pack=false"
         )
-    longest = max(in_turns(groups), key=lambda turn: len(turn.group.tasks()))
-    jobs, at_once = len(longest.group.tasks()), slurm(longest.group.runs[0].planned.run).array_parallelism
-    if jobs > at_once:
-        yield (
-            f"launcher.array_parallelism={at_once} holds back {jobs - at_once} of the {count_of(jobs, 'job')} of a "
-            f"turn, which may start after later turns of other shapes: raise it to {jobs}"
-        )
+
+
+def holds_back(submission: Submission) -> bool:
+    """Whether some jobs of an array wait for others of it, and not for devices alone."""
+    return len(submission.tasks) > submission.launcher.array_parallelism
 
 
 def _turns(repeats: Sequence[int]) -> dict[int, int]:

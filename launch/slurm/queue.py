@@ -15,7 +15,8 @@ import msgspec
 from launch.attempt.outcome import unsaved
 from launch.slurm import record, scheduler
 from launch.slurm.job import leave_calls
-from launch.slurm.sbatch import WARNING_OFF_BY_S, Hours, slurm
+from launch.slurm.sbatch import Hours, slurm
+from launch.slurm.time_limit import WARNING_OFF_BY_S, more_min
 from launch.states import RunStatus, saved
 from parallelbench.errors import StorageError
 from parallelbench.results import liveness
@@ -67,6 +68,8 @@ class JobStatus:
     """What must change before another try can end otherwise; empty: nothing that is known."""
     elsewhere: str = ""
     """The other cluster that may have its job; empty: none has."""
+    reached_min: int = 0
+    """The time limit, in minutes, that ended its job; 0: another end, or none."""
 
     @property
     def live(self) -> bool:
@@ -203,7 +206,10 @@ class Tracker:
         alone = queued is None and not packed
         needs = _what_must_change(folder, how, submission, run) if how and alone else ""
         again = queued is not None and queued.reason == "None" and _starts(folder, submission) > 0
-        return JobStatus(state, job, queued, ended=ended, packed=packed, tried=tried, again=again, needs=needs)
+        reached = submission.launcher.limit_min if queued is None and "TIMEOUT" in (how, ended) else 0
+        return JobStatus(
+            state, job, queued, ended=ended, packed=packed, tried=tried, again=again, needs=needs, reached_min=reached
+        )
 
     def _elsewhere(self, folder: RunFolder, state: State) -> str:
         """The other cluster that may still start a run that does not run now; empty: none."""
@@ -392,9 +398,12 @@ def _what_must_change(folder: RunFolder, ended: str, submission: Submission, run
     asks = its_site.memory_by != "none"
     if ended == scheduler.OUT_OF_MEMORY and asks and _memory_gib(has, its_site) <= _memory_gib(had, site):
         return f"out of host memory: raise launcher.memory_gib_per_device above {_memory_gib(had, site):g}"
-    in_vain = has.time_limit_min <= had.time_limit_min and not saved(folder)
+    is_auto = has.time_limit_min == "auto" if run is not None else submission.auto
+    next_min = more_min(had.limit_min, its_site) if is_auto else has.limit_min
+    in_vain = next_min <= had.limit_min and not saved(folder)
     if ended == "TIMEOUT" and in_vain and not unsaved(attempts[-1]):  # else it is room that lacks, not time
-        return f"nothing was saved within launcher.time_limit_min={had.time_limit_min}: raise it"
+        fix = "it is all that site.max_time_min allows" if is_auto else "raise it"
+        return f"nothing was saved within launcher.time_limit_min={had.limit_min}: {fix}"
     return ""
 
 

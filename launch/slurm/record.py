@@ -61,6 +61,9 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     """Devices that each task is charged for."""
     device_type: str
     launcher: SlurmLauncher
+    """With the time limit as a number."""
+    auto: bool = False
+    """Whether `launcher.time_limit_min=auto` has chosen that number."""
     site: Site
     """Both as of this submission; the runs' configurations keep those of the first one."""
     plugin: list[str]
@@ -69,6 +72,8 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     """Umask for run folders. The job's own folder, whose files are executed, has 077."""
     submit: str = ""
     """Identifies the `submit` command, which may call sbatch several times; empty in submissions of older releases."""
+    after: list[str] = []
+    """Arrays of an earlier turn: its own jobs wait until all of theirs have started."""
     cluster: str = ""
     """Name of the cluster that was asked, since others may see the same files; empty in submissions of older releases,
     which count as those of any."""

@@ -19,17 +19,19 @@ import msgspec
 
 from launch.slurm import record
 from launch.slurm.record import Submission, asks_for_gpus, has_gpus
+from launch.slurm.time_limit import MOST_MIN, Limit, Limits, check_time
+from launch.slurm.time_limit import slurm as slurm
 from parallelbench.config.plugin import plugin_of
-from parallelbench.config.sites import SlurmLauncher
 from parallelbench.entry import ENTRY
 from parallelbench.errors import ConfigError, count_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from launch.known_times import Estimate, Known
     from launch.launcher import Prepared
     from parallelbench.config.run import RunConfig
-    from parallelbench.config.sites import Site
+    from parallelbench.config.sites import Site, SlurmLauncher
 
 
 Flags = dict[str, str | int | bool]
@@ -38,10 +40,8 @@ Flags = dict[str, str | int | bool]
 
 END_TOGETHER = {"kill-on-bad-exit": 1, "wait": 0}
 """Options of every step: a task that fails ends the others, and one that is done does not."""
-WARNING_OFF_BY_S = 60
-"""Slurm looks at its jobs' times about once a minute (sbatch's manual, --signal)."""
-
-
+STARTED_AT = "SLURM_JOB_START_TIME"
+"""Variable of a job: when it started, Unix time, s; Slurm 22.05 has none."""
 ENDS_AT = "SLURM_JOB_END_TIME"
 """Variable of a job: when its time limit ends it, Unix time, s."""
 STOP_AT_FAILURE = (
@@ -85,12 +85,6 @@ class Shape:
         return f"{count_of(self.nodes, 'node')} with {count_of(self.cpus_per_node, 'core')}, {memory}{gpus}{each}"
 
 
-def slurm(run: RunConfig) -> SlurmLauncher:
-    """The launcher of a run that goes to Slurm."""
-    assert isinstance(run.launcher, SlurmLauncher), f"launcher={run.launcher.name}"
-    return run.launcher
-
-
 def shape_of(run: RunConfig, device_type: str) -> Shape:
     """The resources of a run's job; raises `ConfigError` for more than the site has."""
     launcher, site = slurm(run), run.site
@@ -99,17 +93,7 @@ def shape_of(run: RunConfig, device_type: str) -> Shape:
         raise ConfigError(_too_many(run, devices))
     if site.max_nodes is not None and run.nodes > site.max_nodes:
         raise ConfigError(f"nodes={run.nodes}, but site={site.name} allows a job site.max_nodes={site.max_nodes}")
-    if site.max_time_min is not None and launcher.time_limit_min > site.max_time_min:
-        raise ConfigError(
-            f"launcher.time_limit_min={launcher.time_limit_min}, but site={site.name} allows a job "
-            f"site.max_time_min={site.max_time_min}: lower it"
-        )
-    if launcher.signal_delay_s + WARNING_OFF_BY_S >= 60 * launcher.time_limit_min:
-        raise ConfigError(
-            f"launcher.signal_delay_s={launcher.signal_delay_s} with launcher.time_limit_min={launcher.time_limit_min}:"
-            f" Slurm's warning can come {WARNING_OFF_BY_S} s early, so a run would be stopped as soon as it starts: "
-            "raise launcher.time_limit_min or lower launcher.signal_delay_s"
-        )
+    check_time(run)
     if device_type == "cuda" and not site.gpus_per_node:
         raise ConfigError(f"device=cuda, but site={site.name} has gpus_per_node=0: choose device=cpu or another site")
     if device_type == "cuda" and site.gpus_by == "none" and not site.exclusive:
@@ -120,6 +104,12 @@ def shape_of(run: RunConfig, device_type: str) -> Shape:
     gpus = devices if asks_for_gpus(site, device_type) else 0
     cpus = devices * (launcher.cpus_per_gpu if device_type == "cuda" else run.cores_per_device)
     return Shape(run.nodes, devices, gpus, cpus, memory_mib(run, devices))
+
+
+def shortened(minutes: int, run: RunConfig) -> int:
+    """The time limit of a job that trains no run: so many minutes, or less where the site or the launcher has less."""
+    asked = slurm(run).time_limit_min
+    return min(minutes, MOST_MIN if asked == "auto" else asked, run.site.max_time_min or MOST_MIN)
 
 
 def memory_mib(run: RunConfig, devices: int) -> int:
@@ -157,6 +147,8 @@ class Job:
     """Where Slurm writes what it prints."""
     lines: Sequence[str] = ()
     """Shell lines of its own, after the site's."""
+    after: Sequence[str] = ()
+    """Jobs and arrays that have to start before."""
     goes_on: bool = False
     """Whether Slurm warns it before its time is over, and starts it again: a run goes on where it was."""
 
@@ -173,6 +165,7 @@ class Job:
             **self._memory,
             **site_flags(site),
             **self._gpus,
+            **({"dependency": f"after:{':'.join(self.after)}"} if self.after else {}),
         }
 
     @property
@@ -274,9 +267,10 @@ def job_of_runs(submission: Submission, shape: Shape, folder: Path) -> Job:
         shape=shape,
         launcher=submission.launcher,
         site=submission.site,
-        minutes=submission.launcher.time_limit_min,
+        minutes=submission.launcher.limit_min,
         program=["launch.slurm.start", str(folder)],
         folder=folder,
+        after=submission.after,
         goes_on=True,
     )
 
@@ -407,9 +401,33 @@ class Hours:
         return " and ".join([*parts, *([f"{self.cpu:.2f} CPU device-hours"] if self.cpu else [])])
 
 
+@dataclass(frozen=True)
+class HoursExpected:
+    """Device-hours by what done runs took."""
+
+    middle: Hours
+    low: Hours
+    high: Hours
+
+    @classmethod
+    def of(cls, time_s: Estimate, *, devices: int, gpus: bool) -> HoursExpected:
+        """Those of `devices` devices."""
+        each = (time_s.middle, time_s.low, time_s.high)
+        return cls(*(Hours.of(seconds, devices=devices, gpus=gpus) for seconds in each))
+
+    def __add__(self, other: HoursExpected) -> HoursExpected:
+        return HoursExpected(self.middle + other.middle, self.low + other.low, self.high + other.high)
+
+    def __str__(self) -> str:
+        if self.middle.gpu and self.middle.cpu:
+            return f"{self.middle} ({self.low} to {self.high})"
+        low, high = (each.gpu or each.cpu for each in (self.low, self.high))
+        return f"{self.middle} ({low:.2f}–{high:.2f})"
+
+
 def most_seconds(launcher: SlurmLauncher) -> float:
     """Most time that a job may take, s: the time limit times the allowed starts."""
-    return 60.0 * launcher.time_limit_min * launcher.attempts
+    return 60.0 * launcher.limit_min * launcher.attempts
 
 
 @dataclass(frozen=True)
@@ -421,6 +439,13 @@ class JobGroup:
     runs: list[Prepared]
     submit: str
     """Identifies the command that submits them."""
+    limit: Limit
+    """Of each of their jobs."""
+
+    @property
+    def launcher(self) -> SlurmLauncher:
+        """Theirs, with the time limit as a number."""
+        return msgspec.structs.replace(slurm(self.runs[0].planned.run), time_limit_min=self.limit.minutes)
 
     def tasks(self) -> list[list[str]]:
         """Which runs each task of the array works through."""
@@ -430,8 +455,17 @@ class JobGroup:
     @property
     def most_hours(self) -> Hours:
         """Device-hours if every job is started as often as allowed, and uses its time limit each time."""
-        most_s = len(self.tasks()) * most_seconds(slurm(self.runs[0].planned.run))
+        most_s = len(self.tasks()) * most_seconds(self.launcher)
         return Hours.of(most_s, devices=self._charged, gpus=self._has_gpus)
+
+    def takes(self, item: Prepared) -> bool:
+        """Whether a run's job has this shape."""
+        return shape_of(item.planned.run, item.planned.run.device) == self.shape
+
+    def expected_hours(self, known: Known) -> HoursExpected | None:
+        """Device-hours by what done runs of the sweep took; None: none is done."""
+        time_s = known.together(self.runs)
+        return None if time_s is None else HoursExpected.of(time_s, devices=self._charged, gpus=self._has_gpus)
 
     @property
     def _has_gpus(self) -> bool:
@@ -443,10 +477,10 @@ class JobGroup:
 
     def most_in_words(self) -> str:
         """ "3.00 GPU-hours (1 job × 1 GPU × 60 min × 3 attempts)"."""
-        launcher, device = slurm(self.runs[0].planned.run), "GPU" if self._has_gpus else "device"
+        launcher, device = self.launcher, "GPU" if self._has_gpus else "device"
         factors = (
             *(count_of(len(self.tasks()), "job"), count_of(self._charged, device)),
-            *(f"{launcher.time_limit_min} min", count_of(launcher.attempts, "attempt")),
+            *(f"{launcher.limit_min} min", count_of(launcher.attempts, "attempt")),
         )
         return f"{self.most_hours} ({' × '.join(factors)})"
 
@@ -460,7 +494,8 @@ class JobGroup:
             tasks=tasks,
             devices=charged_devices(self.shape, run.site),
             device_type=self.device_type,
-            launcher=slurm(run),
+            launcher=self.launcher,
+            auto=slurm(run).time_limit_min == "auto",
             site=run.site,
             plugin=plugin_of(run),
             umask=record.readable_by_others(),
@@ -474,13 +509,13 @@ class JobGroup:
         return job_of_runs(self.submission([], "TOKEN"), self.shape, folder)
 
 
-def job_groups(prepared: Sequence[Prepared]) -> list[JobGroup]:
+def job_groups(prepared: Sequence[Prepared], limits: Limits = Limits()) -> list[JobGroup]:  # noqa: B008 - frozen
     """Group runs by all that their jobs share: resources, launcher, site, and a user's package."""
-    groups: dict[tuple[Any, ...], JobGroup] = {}
+    groups: dict[tuple[Any, ...], list[Prepared]] = {}
     submit = record.new_token()
     for item in prepared:
         run = item.planned.run
         shape = shape_of(run, run.device)
         key = (shape, run.device, msgspec.json.encode([run.launcher, run.site, plugin_of(run)]))
-        groups.setdefault(key, JobGroup(shape, run.device, [], submit)).runs.append(item)
-    return list(groups.values())
+        groups.setdefault(key, []).append(item)
+    return [JobGroup(shape, device, runs, submit, limits.of(runs)) for (shape, device, _), runs in groups.items()]

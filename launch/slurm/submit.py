@@ -14,19 +14,23 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import psutil
 
 from launch.checks import checked
+from launch.known_times import Known
 from launch.slurm import job, record, scheduler
-from launch.slurm.cluster import require_accepted
+from launch.slurm.cluster import known_cluster, require_accepted
 from launch.slurm.limits import check_budget
-from launch.slurm.order import in_turns, out_of_turn
+from launch.slurm.order import holds_back, in_turns, out_of_turn
 from launch.slurm.queue import track
-from launch.slurm.sbatch import check_container, job_groups, job_of_runs, shape_of, site_flags
+from launch.slurm.sbatch import check_container, job_groups, job_of_runs, shape_of, site_flags, slurm
 from launch.slurm.scheduler import NoJob, SchedulerError, SubmissionError
+from launch.slurm.time_limit import Limits
 from launch.states import states_of
 from parallelbench.config.dataset_check import require_memory
 from parallelbench.errors import ConfigError, StorageError, count_of
@@ -44,6 +48,7 @@ if TYPE_CHECKING:
     from launch.slurm.sbatch import Job, JobGroup, Shape
     from launch.sweep import PlannedRun
     from parallelbench.config.run import RunConfig
+    from parallelbench.config.sites import Site
 
 
 def device_type_of(run: RunConfig) -> str:
@@ -88,23 +93,30 @@ def submit(prepared: Sequence[Prepared], options: SubmitOptions, say: Callable[[
     not submitted again.
     """
     sweep = prepared[0].planned.run.sweep_folder
-    wanted = job_groups(_to_start(prepared, options.retry, locked=False)[1])  # before the lock, which makes a folder
+    statuses, to_start = _to_start(prepared, options.retry, locked=False)  # before the lock, which makes a folder
+    by = limits(prepared, statuses, to_start)
+    wanted = job_groups(to_start, by)
     check_budget(wanted, options.max_gpu_hours)
     notes = require_accepted([group.job for group in wanted])
-    for note in [*notes, *out_of_turn(wanted)]:
+    for note in [*notes, *out_of_turn(wanted, repeats={item.planned.run.repeat for item in prepared})]:
         say(f"note: {note}")
     with record.lock(sweep):
         statuses, to_start = _to_start(prepared, options.retry, locked=True)
         if rest := not_submitted(statuses, options.retry):
             say(rest)
-        groups = job_groups(to_start)
+        groups = job_groups(to_start, limits(prepared, statuses, to_start, most_min=by.most_min))
         check_budget(groups, options.max_gpu_hours)
         submissions = []
         settings = scheduler.configuration(patient=True) if groups else {}
-        for turn in in_turns(groups):
-            for submission in _submit_turn(sweep, turn, settings, say):
-                submissions.append(submission)
-                say(f"job {submission.job}: {count_of(len(submission.tasks), 'task')} of {turn.group.shape}")
+        waits_for: list[str] = []
+        for _, shapes in groupby(in_turns(groups), key=attrgetter("number")):
+            held: list[str] = []
+            for turn in shapes:
+                for submission in _submit_turn(sweep, turn, settings, say, after=waits_for):
+                    submissions.append(submission)
+                    held += [str(submission.job)] if holds_back(submission) else []
+                    say(f"job {submission.job}: {count_of(len(submission.tasks), 'task')} of {turn.group.shape}")
+            waits_for = held or waits_for  # those have waited for the arrays before them
     return submissions
 
 
@@ -129,6 +141,25 @@ def _to_start(
     return statuses, [replace(item, found=status.state) for item, status in both if status.starts(retry)]
 
 
+def limits(
+    prepared: Sequence[Prepared],
+    statuses: Sequence[JobStatus],
+    to_start: Sequence[Prepared],
+    *,
+    most_min: Callable[[Site], int | None] | None = None,
+) -> Limits:
+    """What the time limits of the runs to start are chosen by; `statuses` are those of all that was asked for.
+
+    `most_min`: what the cluster allows; None: it is asked.
+    """
+    if not to_start or slurm(to_start[0].planned.run).time_limit_min != "auto":
+        return Limits()  # the times of thousands of runs are not read for nothing
+    both = zip(prepared, statuses, strict=True)
+    reached = {item.folder.path.name: status.reached_min for item, status in both if status.reached_min}
+    known = Known.of(prepared, [status.state for status in statuses])
+    return Limits(known, reached, most_min or known_cluster().most_min)
+
+
 def not_submitted(statuses: Sequence[JobStatus], retry: frozenset[str]) -> str:
     """How many runs are not submitted and why, in one line; empty where all are."""
     rest = [status for status in statuses if not status.starts(retry)]
@@ -143,7 +174,7 @@ def not_submitted(statuses: Sequence[JobStatus], retry: frozenset[str]) -> str:
 
 
 def _submit_turn(
-    sweep: Path, turn: Turn, settings: Mapping[str, str], say: Callable[[str], None]
+    sweep: Path, turn: Turn, settings: Mapping[str, str], say: Callable[[str], None], *, after: Sequence[str]
 ) -> Iterator[Submission]:
     """Submit arrays of the largest size that the cluster's settings allow; halve it if a user limit refuses them."""
     group = turn.group
@@ -158,7 +189,7 @@ def _submit_turn(
         if not chunk:
             continue
         try:
-            yield _submit_chunk(sweep, group, chunk, scheduler.cluster_name(settings))
+            yield _submit_chunk(sweep, group, chunk, scheduler.cluster_name(settings), after)
         except SubmissionError as error:
             if error.why is not NoJob.LOST:
                 intents.take_back()
@@ -171,8 +202,11 @@ def _submit_turn(
             done += len(chunk)
 
 
-def _submit_chunk(sweep: Path, group: JobGroup, tasks: list[list[str]], cluster: str) -> Submission:
-    submission = msgspec.structs.replace(group.submission(tasks, record.new_token()), cluster=cluster)
+def _submit_chunk(
+    sweep: Path, group: JobGroup, tasks: list[list[str]], cluster: str, after: Sequence[str]
+) -> Submission:
+    asked = group.submission(tasks, record.new_token())
+    submission = msgspec.structs.replace(asked, cluster=cluster, after=list(after))
     path = _recorded(sweep, submission)
     try:
         number = sbatch(path, submission, group.shape)

@@ -6,7 +6,6 @@ import io
 import sys
 from functools import partial
 from itertools import compress
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -14,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from launch.checks import check_results, prepare_each
+from launch.known_times import Known
 from launch.launcher import launcher_of
 from launch.states import states_of
 from launch.sweep import expand, one_run
@@ -24,7 +24,6 @@ from launch.verbs.run import notes_on_sources
 from parallelbench.config.build import whole_mapping
 from parallelbench.config.identity import run_id, slug
 from parallelbench.errors import ConfigError, count_of, duration
-from parallelbench.results.attempt import Attempt
 from parallelbench.results.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -84,7 +83,11 @@ def plan(overrides: Sequence[str], extension: Extension, *, as_json: bool) -> in
     unwritable = _unwritable(item for item, state in zip(prepared, states, strict=True) if state.to_run)
     if unwritable is not None:  # what is there can be looked at all the same
         shown.print(f"[red]refused[/]: {escape(str(unwritable))}", highlight=False, soft_wrap=True)
-    to_start, (seconds, measured) = sum(starts), estimate(prepared, states, starts)
+    to_start, seconds, measured = sum(starts), None if any(starts) else 0.0, 0
+    if to_start:  # the times of thousands of runs are not read for nothing
+        known = Known.of(prepared, states)
+        expected, measured = known.together(compress(prepared, starts)), known.count
+        seconds = expected.middle if expected else None
     accepted = accepted and unwritable is None and len(prepared) == len(runs)
     if as_json:
         notes = told.getvalue().splitlines()
@@ -169,22 +172,6 @@ def _describe(state: State) -> str:
     return f"{styled(state.label)}{reason}{again}"
 
 
-def estimate(prepared: Sequence[Prepared], states: Sequence[State], starts: Sequence[bool]) -> tuple[float | None, int]:
-    """How long the runs to start take one after the other, s, and of how many done ones that follows.
-
-    Each takes the median of the done ones of its configuration; where none of it is done, of all. None: none is done.
-    """
-    if not any(starts):  # the times of thousands of runs are not read for nothing
-        return 0.0, 0
-    took: dict[str, list[float]] = {}
-    for item, seconds in _taken(prepared, states):
-        took.setdefault(_configuration(item), []).append(seconds)
-    every = [seconds for times in took.values() for seconds in times]
-    if not every:
-        return None, 0
-    return sum(median(took.get(_configuration(item), every)) for item in compress(prepared, starts)), len(every)
-
-
 def _summed_up(runs: int, to_start: int, seconds: float | None, measured: int) -> str:
     """The line that ends a plan."""
     what = f"{count_of(runs, 'run')}, {to_start} to start"
@@ -193,16 +180,3 @@ def _summed_up(runs: int, to_start: int, seconds: float | None, measured: int) -
     if seconds is None:
         return f"{what}; none is done, so their time is not known yet: plan again after the first"
     return f"{what}: about {duration(seconds)} one after another, as long as the {measured} done took"
-
-
-def _configuration(item: Prepared) -> str:
-    return run_id(msgspec.structs.replace(item.planned.run, repeat=0))
-
-
-def _taken(prepared: Sequence[Prepared], states: Sequence[State]) -> Iterator[tuple[Prepared, float]]:
-    """Runs that trained to their end in one attempt, and the seconds from its start."""
-    for item, state in zip(prepared, states, strict=True):
-        if state.state == "done" and state.outcome and state.attempt == 1:
-            info = Attempt(item.folder.path / "attempts" / "1").info()
-            if info is not None:
-                yield item, max(0.0, state.outcome.finished_at - info.launched_at)

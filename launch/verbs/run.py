@@ -26,6 +26,7 @@ from parallelbench.config.build import COMPONENTS, PLUGIN_SOURCES, load_yaml, to
 from parallelbench.config.identity import canonical_json
 from parallelbench.config.plugin import plugin_of
 from parallelbench.errors import ConfigError, choices, count_of, one_line
+from parallelbench.frameworks.program import Program
 from parallelbench.processes import unread_output
 from parallelbench.results.attempt import DISTURBED, OUTCOMES, PUBLISHED
 from parallelbench.results.folder import FORGOTTEN, RunFolder, find_runs
@@ -250,11 +251,16 @@ def _outcomes(text: str | None) -> frozenset[str]:
 
 
 def notes_on_sources(plan: Sequence[PlannedRun]) -> Iterator[str]:
-    """A line for each sweep that holds runs of other versions of the plugin's code: why its runs are missing."""
+    """A line for each sweep that holds runs of other versions of a plugin's or program's files: why some are new."""
     missing: dict[Path, list[RunConfig]] = {}
+    programs: dict[tuple[Path, str], list[RunConfig]] = {}
     for run in (planned.run for planned in plan):
         if run.plugin_sources and not RunFolder.of(run).path.exists():
             missing.setdefault(run.sweep_folder, []).append(run)
+        elif isinstance(run.strategy, Program):
+            programs.setdefault((run.sweep_folder, run.model.name), []).append(run)
+    for (sweep, name), runs in programs.items():
+        yield from _of_program(sweep, name, runs)
     for sweep, runs in missing.items():
         now = runs[0].plugin_sources
         package = now.partition("@")[0]
@@ -264,6 +270,24 @@ def notes_on_sources(plan: Sequence[PlannedRun]) -> Iterator[str]:
                 f"{count_of(len(runs), 'run')} {'is' if len(runs) == 1 else 'are'} new, since {package} has changed: "
                 f"it is {now} now, and earlier runs in {sweep} are of {former}"
             )
+
+
+def _of_program(sweep: Path, name: str, runs: Sequence[RunConfig]) -> Iterator[str]:
+    """That runs are new because files of the program have changed since its latest run in the sweep's folder."""
+    missing = [run for run in runs if not RunFolder.of(run).path.exists()]
+    now = runs[0].strategy
+    if not missing or not isinstance(now, Program):
+        return
+    there = [folder for folder in find_runs(sweep) if os.path.exists(folder.path / "config.yaml")]
+    for folder in sorted(there, key=lambda each: os.path.getmtime(each.path / "config.yaml"), reverse=True):
+        with suppress(ConfigError):
+            run = folder.config()
+            if run.model.name == name and isinstance(run.strategy, Program):
+                if run.strategy.sources != now.sources:
+                    changed = run.strategy.changes(now) or f"the program ({run.strategy.sources} then)"
+                    new = count_of(len(missing), "run is", "runs are")
+                    yield f"{new} new: {changed} changed since {folder.path.name}"
+                return
 
 
 def _former_sources(sweep: Path, package: str) -> str:

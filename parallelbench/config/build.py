@@ -14,7 +14,7 @@ import msgspec
 import yaml
 
 from parallelbench.config.components import Data, Loader, Loss, LrSchedule, Metric, Model, Optimizer, Strategy
-from parallelbench.config.run import RunConfig, Settings
+from parallelbench.config.run import RunConfig, Settings, nodes_of
 from parallelbench.config.sites import AnyLauncher, LauncherOptions
 from parallelbench.config.structure import Component, Name, Node, seconds_in, structure
 from parallelbench.errors import ConfigError, Refusals, choices, did_you_mean, one_line, raised_at
@@ -287,6 +287,8 @@ def from_mapping(plain: Mapping[str, Any], plugin: str | None = None) -> RunConf
         parts["sweep_place"] = structure(place, int, "sweep_place")
         parts["sweep_baseline"] = structure(baseline, str | None, "sweep_baseline")
     refused.raise_any()
+    if parts["nodes"] is None:
+        parts["nodes"] = nodes_of(parts["devices"], parts["launcher"], parts["site"])
     sources = next((node[PLUGIN_SOURCES] for node in nodes.values() if PLUGIN_SOURCES in node), "")
     return RunConfig(**parts, plugin_sources=structure(sources, str, PLUGIN_SOURCES))
 

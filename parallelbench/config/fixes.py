@@ -140,7 +140,8 @@ def _neighbours(run: RunConfig, key: str) -> Iterator[str]:
     if kind is None:
         return
     value = getattr(owner, option)
-    values: list[Any] = [each for each in listed(kind) if each is not value and each != value]
+    # Of nodes a run has the number, which null stands for.
+    values: list[Any] = [each for each in listed(kind) if each is not value and each != value and key != "nodes"]
     if fits(_REACH, kind) and not isinstance(value, float):
         values += _numbers_near(run.devices if value is None else value, run)
     elif isinstance(value, float):

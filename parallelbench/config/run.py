@@ -119,8 +119,9 @@ class Settings(Node, frozen=True, kw_only=True):
 
     devices: Count
     """Devices in total, over all nodes."""
-    nodes: Count
-    """Nodes the devices are spread over, evenly."""
+    nodes: Count | None
+    """Nodes the devices are spread over, evenly. null: with launcher=slurm as few as `site.devices_per_node` allows,
+    else this machine. Runs have, and are told apart by, the number."""
     device: Literal["auto", "cpu", "cuda"]
     """Kind of device; auto: CUDA where there is any, else CPU."""
     cores_per_device: Count
@@ -167,6 +168,8 @@ class Settings(Node, frozen=True, kw_only=True):
 class RunConfig(Settings, frozen=True, kw_only=True):
     """One run: the content of `config.yaml` in a run folder."""
 
+    nodes: Count
+    """As chosen, or as `nodes_of` finds."""
     model: Model
     data: Data
     strategy: Strategy
@@ -188,9 +191,12 @@ class RunConfig(Settings, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         """Check what involves several fields."""
         if self.devices % self.nodes:
+            below = self.devices - self.devices % self.nodes
+            nearest = " or ".join(f"devices={each}" for each in (below, below + self.nodes) if each)
+            spread = max(each for each in range(1, self.nodes) if self.devices % each == 0)
             raise ConfigError(
-                f"devices={self.devices} can't be spread evenly over nodes={self.nodes}: "
-                f"choose a multiple of {self.nodes}"
+                f"devices={self.devices} can't be spread evenly over nodes={self.nodes}: choose {nearest}, or "
+                f"nodes={spread}"
             )
 
     @property
@@ -235,6 +241,22 @@ class RunConfig(Settings, frozen=True, kw_only=True):
     def sweep_folder(self) -> Path:
         """The folder of the sweep: the parent of the run's own."""
         return expanded(self.results, "results") / self.sweep_name
+
+
+def nodes_of(devices: int, launcher: LauncherOptions, site: Site) -> int:
+    """Nodes of a run that leaves their number open; raises `ConfigError` where devices can't be spread over them."""
+    nodes, each = launcher.fewest_nodes(devices, site), site.devices_per_node
+    if devices % nodes == 0:
+        return nodes
+    below = each * (devices // each)  # whole nodes
+    most = range(nodes, devices + 1)
+    near = [count for count in range(below, below + each + 1) if count % launcher.fewest_nodes(count, site) == 0]
+    nearest = [max(count for count in near if count < devices), min(count for count in near if count > devices)]
+    spread = next(count for count in most if devices % count == 0)
+    raise ConfigError(
+        f"devices={devices} need {nodes} nodes of site={site.name}, which has site.devices_per_node={each}, and can't "
+        f"be spread evenly over them: choose devices={nearest[0]} or devices={nearest[1]}, or nodes={spread}"
+    )
 
 
 def own_reference(run: RunConfig) -> Strategy | None:

@@ -164,6 +164,10 @@ class LauncherOptions(Node, frozen=True, kw_only=True, tag_field="name"):
         """When an attempt must have ended, as all of these Unix time, s; None: no limit."""
         return None if self.timeout_s is None else launched_at + self.timeout_s
 
+    def fewest_nodes(self, devices: int, site: Site) -> int:
+        """Nodes that so many devices need: here there is one."""
+        return 1
+
     @property
     def packed(self) -> bool:
         """Whether warm processes run one configuration after the other: `pack`, of launchers that have it."""
@@ -194,20 +198,32 @@ class InlineLauncher(LauncherOptions, frozen=True, kw_only=True, tag="inline"):
 class SlurmLauncher(LauncherOptions, frozen=True, kw_only=True, tag="slurm"):
     """One Slurm job per run; those of equal shape and round make up an array."""
 
-    time_limit_min: Count
-    """Time limit of a job, in minutes."""
+    time_limit_min: Count | Literal["auto"]
+    """Time limit of a job, in minutes. auto: from what done runs of the sweep took, and 60 where none is done; twice
+    the limit that a run has reached; at most `site.max_time_min`."""
     cpus_per_gpu: Count
     """Cores requested with each GPU; on CPUs a device is `cores_per_device` cores."""
     memory_gib_per_device: Memory | None
     """Host memory requested with each device, GiB; null: the site's usual amount."""
     array_parallelism: Count
-    """At most this many jobs of one array, one shape's in one round, run at a time."""
+    """At most this many jobs of one array, one shape's in one round, run at a time; the next round waits for all of
+    them to start."""
     signal_delay_s: Annotated[int, Meta(ge=1, le=65_535)]
     """Slurm warns a job this long before its time limit, give or take a minute; it stops after the current epoch."""
     attempts: Count
     """A submitted run is started at most this often: after a warning, a preemption, or a node's failure."""
     pack: bool
     """Run all configurations of one shape in one job, forked from warm processes: no start-up is measured."""
+
+    @property
+    def limit_min(self) -> int:
+        """The time limit of a job that is asked for, in minutes: what `auto` has found."""
+        assert self.time_limit_min != "auto", "a submission has the number"
+        return self.time_limit_min
+
+    def fewest_nodes(self, devices: int, site: Site) -> int:
+        """Nodes that so many devices need."""
+        return -(-devices // site.devices_per_node)
 
     def stops_at(self, *, launched_at: float, job_ends_at: float | None) -> float | None:
         """At the warning, or after `timeout_s`."""
@@ -216,7 +232,7 @@ class SlurmLauncher(LauncherOptions, frozen=True, kw_only=True, tag="slurm"):
 
     def warned_at(self, *, launched_at: float, job_ends_at: float | None) -> float:
         """When Slurm warns an attempt's job, give or take a minute; where its end is not known, it began just then."""
-        return (job_ends_at or launched_at + 60.0 * self.time_limit_min) - self.signal_delay_s
+        return (job_ends_at or launched_at + 60.0 * self.limit_min) - self.signal_delay_s
 
 
 AnyLauncher = LocalLauncher | InlineLauncher | SlurmLauncher

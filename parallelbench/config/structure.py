@@ -143,7 +143,8 @@ def _problems(value: Any, kind: Any, key: str) -> Iterator[str]:
         yield from _problems(item, item_kind, _below(key, part))
     if wrong:
         return
-    if options := [option for m in members if typing.get_origin(m) is Literal for option in typing.get_args(m)]:
+    options = [option for m in members if typing.get_origin(m) is Literal for option in typing.get_args(m)]
+    if options and not {int, float, str} & {*members}:
         yield f"{key}={value} is no choice: {choices(str(value), map(str, options))}"
     else:
         # A number, or true: Hydra and YAML read it so, where a text was meant.

@@ -23,6 +23,8 @@ class Framework(NamedTuple):
     """Its strategy on one device, with which its others are compared."""
     is_held_against_torch: bool = False
     """Whether torch hands over what its ranks start from, and judges what they have trained."""
+    tells_training: bool = True
+    """Whether it is known what its runs compute, so that they can be held against one device; else steps alone are."""
 
 
 FRAMEWORKS = {
@@ -39,6 +41,7 @@ FRAMEWORKS = {
         "parallelbench.frameworks.program.session:ProgramSession",
         "parallelbench.frameworks.program.told:entries",
         "program",
+        tells_training=False,
     ),
 }
 """Name, as in `Strategy.framework` → its parts."""

@@ -86,6 +86,9 @@ class AttemptInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Unix time at which the cluster ends the job that it is a part of, s, as it was at the start; null: there is none,
     or not recorded. `checkpoint=auto` judges by it whether the epochs that remain fit, the queue whether a run ran out
     of time. An operator may move the end; the run stops at the cluster's warning, which follows the operator."""
+    waited_s: float | None = None
+    """From its submission to the start of the job that it is a part of, s; null: there is none, or it was started
+    again."""
 
 
 @dataclass(frozen=True)
@@ -141,6 +144,7 @@ class Attempt:
         warnings: Sequence[str] = (),
         submit: str = "",
         job_ends_at: float | None = None,
+        waited_s: float | None = None,
     ) -> None:
         """Record how this attempt is started; reserve space for its outcome and its ranks' error files."""
         for path in (self._outcome, *map(self.error_file, range(processes))):
@@ -153,6 +157,7 @@ class Attempt:
             warnings=list(warnings),
             submit=submit,
             job_ends_at=job_ends_at,
+            waited_s=waited_s,
         )
         write_file(self.path / "attempt.json", msgspec.json.encode(info))
 

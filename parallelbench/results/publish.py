@@ -75,6 +75,7 @@ def run_row(run: RunConfig, attempt: Attempt, outcome: Outcome, events: list[Row
             "oversubscribed": info.oversubscribed,
             "submit": info.submit or None,
             "launched_at": info.launched_at,
+            "waited_s": info.waited_s,
         }
         row["cores_per_device"] = run.cores_per_device if info.device_type == "cpu" else None
     for event in events:

@@ -36,8 +36,14 @@ def one_node(run: RunConfig) -> Rules:
     yield (
         run.nodes > 1,
         f"strategy={run.strategy.name} drives all GPUs from one process and so needs nodes=1, not nodes={run.nodes}",
-        ("nodes", "strategy"),
+        (on_one_node(run), "strategy"),
     )
+
+
+def on_one_node(run: RunConfig) -> str:
+    """What brings a run onto one node: fewer devices, where a node has too few."""
+    most = run.site.devices_per_node
+    return "nodes=1" if run.launcher.fewest_nodes(run.devices, run.site) == 1 else f"nodes=1 devices={most}"
 
 
 def some_worker(run: RunConfig, servers: int) -> Rules:

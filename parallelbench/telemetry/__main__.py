@@ -29,7 +29,10 @@ def main(settings_json: str) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, END})
     with contextlib.suppress(StorageError):  # the run continues without telemetry; its ranks report a full disk
-        recorder, watch = Recorder(Path(settings.recording)), Watch(settings.parent, settings.ranks)
+        recorder, watch = (
+            Recorder(Path(settings.recording)),
+            Watch(settings.parent, settings.ranks, below=settings.starts_ranks),
+        )
         sampler = Sampler(settings, recorder, suspensions=watch.taken)
         watch.start()
         sample_until(_stopped, sampler, hz=settings.hz)

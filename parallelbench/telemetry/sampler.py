@@ -38,6 +38,8 @@ class SamplerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Id of the parent process, the node's first rank; the sampler ends when it does."""
     ranks: int = 1
     """Ranks on this node, all of one parent."""
+    starts_ranks: bool = False
+    """Whether that first rank only watches a program of the user's, whose processes are below it."""
 
 
 class Sampler:

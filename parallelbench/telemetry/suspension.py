@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from parallelbench.world.machine import run_delay_s
+from parallelbench.world.machine import descendants, run_delay_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -35,10 +35,18 @@ class Watch:
     """Watches the ranks of this node, and itself."""
 
     def __init__(
-        self, first: int, ranks: int, *, wait: Callable[[float], None] = time.sleep, proc: Path = Path("/proc")
+        self,
+        first: int,
+        ranks: int,
+        *,
+        below: bool = False,
+        wait: Callable[[float], None] = time.sleep,
+        proc: Path = Path("/proc"),
     ) -> None:
-        """`first`: process id of the node's first rank; all `ranks` have the same parent."""
-        self._first, self._ranks, self._wait, self._proc = first, ranks, wait, proc
+        """`first`: process id of the node's first rank; all `ranks` have the same parent. `below`: the ranks are of a
+        program of the user's that `first` has started, with whatever else belongs to it.
+        """
+        self._first, self._ranks, self._below, self._wait, self._proc = first, ranks, below, wait, proc
         self._states: dict[int, int] = {}
         """Process id → descriptor of the file with its state."""
         self._beats = 0
@@ -87,9 +95,12 @@ class Watch:
             self._stopped_at = None
 
     def _of_ranks(self) -> list[int]:
-        """Descriptors of the ranks' states; ranks are looked for until all have begun."""
-        if len(self._states) < self._ranks and self._beats % _LOOKS_FOR_RANKS == 0:
-            for process in self._beside() - self._states.keys():
+        """Descriptors of the ranks' states; ranks are looked for until all have begun, those of a program always."""
+        if (self._below or len(self._states) < self._ranks) and self._beats % _LOOKS_FOR_RANKS == 0:
+            found = self._beside()
+            for process in self._states.keys() - found if self._below else ():
+                os.close(self._states.pop(process))
+            for process in found - self._states.keys():
                 with suppress(OSError):  # it has ended
                     path = self._proc / str(process) / "task" / str(process) / "stat"
                     self._states[process] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -97,6 +108,8 @@ class Watch:
         return [*self._states.values()]
 
     def _beside(self) -> set[int]:
+        if self._below:
+            return {self._first, *descendants(self._first)} - {os.getpid()}
         if self._ranks == 1:
             return {self._first}
         with suppress(psutil.Error):

@@ -110,6 +110,7 @@ def _sampler(
         spare_cores=spare_cores,
         parent=os.getpid(),
         ranks=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+        starts_ranks=run.strategy.starts_ranks,
     )
     return sampling(settings, journal)
 

@@ -65,7 +65,8 @@ def _taken(wanted: int, held: ExitStack) -> tuple[set[int], set[int]]:
 
 
 def pin(run: RunConfig, device_type: str) -> list[int]:
-    """Pin this rank to its own cores, before any library counts them; on a CPU a device is that many cores.
+    """Pin this rank to its own cores, before any library counts them; on a CPU a device is that many cores. A process
+    that watches a program of the user's is kept off the program's cores, where there are others.
 
     A rank that drives GPUs gets the cores of their NUMA nodes, where NVML names them, and the job has its share there;
     and as many threads (OMP_NUM_THREADS) as it has cores, less what other ranks on these cores get of them.
@@ -82,8 +83,10 @@ def pin(run: RunConfig, device_type: str) -> list[int]:
     per_rank = run.devices // processes * run.cores_per_device
     cores, first = machine.cores, local_rank * per_rank
     own = {cores[index % len(cores)] for index in range(first, first + per_rank)}
-    os.sched_setaffinity(0, own)
-    return list(cores[run.devices // run.nodes * run.cores_per_device :])
+    spare = list(cores[run.devices // run.nodes * run.cores_per_device :])
+    # A process that only watches a program takes none of its cores' time.
+    os.sched_setaffinity(0, spare if run.strategy.starts_ranks and spare else own)
+    return spare
 
 
 def _beside(machine: Machine, gpus: range) -> set[int]:

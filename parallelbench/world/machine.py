@@ -284,6 +284,16 @@ def _siblings(core: int) -> frozenset[int]:
     return frozenset(cores)
 
 
+def descendants(pid: int) -> list[int]:
+    """Ids of the processes that a process has started, with what the kernel has given it, and of all of theirs."""
+    found = [pid]
+    for each in found:  # which grows meanwhile
+        with suppress(OSError):
+            for thread in os.listdir(f"/proc/{each}/task"):
+                found += map(int, (text_of(f"/proc/{each}/task/{thread}/children") or "").split())
+    return found[1:]
+
+
 def text_of(path: str | Path) -> str | None:
     """What a file of the system's says; None where it can't be read."""
     try:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from launch.launcher import Prepared
@@ -55,7 +56,10 @@ def submission(**changes: Any) -> Submission:
         "site": run.site,
         "plugin": [],
     }
-    return Submission(**plain | changes)
+    plain |= changes
+    if plain["launcher"].time_limit_min == "auto":
+        plain["launcher"] = msgspec.structs.replace(plain["launcher"], time_limit_min=60)
+    return Submission(**plain)
 
 
 def of_sbatch(script: str) -> list[str]:

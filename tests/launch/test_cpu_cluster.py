@@ -30,7 +30,7 @@ def conf(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("options", "code", "shown"),
     [
-        ([], 0, ["#SBATCH --cpus-per-task=32", "#SBATCH --mem=32768M", "#SBATCH --nodes=2", "CPU device-hours"]),
+        ([], 0, ["#SBATCH --cpus-per-task=64", "#SBATCH --mem=65536M", "#SBATCH --nodes=2", "CPU device-hours"]),
         (["nodes=1", "devices=17", "batch_size=170"], 2, ["site.devices_per_node=16: choose nodes="]),
         (["device=cuda"], 2, ["site=mine_cpus has gpus_per_node=0: choose device=cpu"]),
     ],

@@ -426,11 +426,14 @@ def killed(sweep: Path, fake: FakeSlurm, ended: str, **changes: object) -> tuple
     return folder, mine
 
 
+_ONE_HOUR = ("launcher.time_limit_min=60",)
+
+
 def asked_again(folder: RunFolder, *overrides: str) -> JobStatus:
-    """What submitting the run with these overrides knows of it."""
+    """What submitting the run with these overrides knows of it; as before, it asks for an hour."""
     sweep = folder.path.parent
     tracker = track({sweep: record.submissions(sweep)}, {sweep: [(folder, folder.state())]})[sweep]
-    return tracker.status(folder, run=run_of(*overrides))
+    return tracker.status(folder, run=run_of(*_ONE_HOUR, *overrides))
 
 
 @pytest.mark.parametrize(
@@ -495,11 +498,16 @@ def test_a_run_that_stopped_at_its_time_limit_with_nothing_saved_waits_for_more_
         attempt.path / "outcome.json",
         msgspec.json.encode(msgspec.structs.replace(outcome, finished_at=info.launched_at + ran_s)),
     )
-    status = Tracker(by_run([mine])).status(folder, run=run_of())
+    status = Tracker(by_run([mine])).status(folder, run=run_of(*_ONE_HOUR))
     assert status.starts(frozenset()) is starts
     needs = "" if starts else " (nothing was saved within launcher.time_limit_min=60: raise it)"
     assert status.reason == f"stopped when it was warned{needs}"
-    assert Tracker(by_run([mine])).status(folder, run=run_of("launcher.time_limit_min=90")).starts(frozenset())
+    for more in ("launcher.time_limit_min=90", "launcher.time_limit_min=auto"):
+        assert Tracker(by_run([mine])).status(folder, run=run_of(more)).starts(frozenset())
+    all_there_is = run_of("launcher.time_limit_min=auto", "site.max_time_min=60")
+    assert Tracker(by_run([mine])).status(folder, run=all_there_is).starts(frozenset()) is starts
+    by_rule = msgspec.structs.replace(mine, auto=True)
+    assert "nothing was saved" not in Tracker(by_run([by_rule])).status(folder).reason, "the next one gets more"
 
 
 def test_a_time_limit_after_nothing_could_be_saved_is_no_lack_of_time(tmp_path: Path, fake: FakeSlurm) -> None:

@@ -134,7 +134,7 @@ def never(*_: object) -> str:
 @pytest.mark.parametrize(
     ("said", "options", "text"),
     [
-        ("", [], "launcher.time_limit_min=60, but normal allows 30"),
+        ("", ["launcher.time_limit_min=60"], "launcher.time_limit_min=60, but normal allows 30"),
         ("Invalid account or account/partition", ["launcher.time_limit_min=5"], "sbatch: .*Invalid account.*site.acc"),
         ("Invalid partition name specified", ["site.partition=gone"], "sbatch: .*Invalid partition name specified"),
     ],

@@ -23,6 +23,7 @@ from parallelbench.config.identity import run_id
 from parallelbench.config.run import RunConfig, SweepBlock
 from parallelbench.config.run_rules import check_run
 from parallelbench.errors import ConfigError
+from parallelbench.results.folder import RunFolder
 from tests.faults import fault
 from tests.helpers import plain
 
@@ -78,8 +79,26 @@ def test_one_device_is_left_out_of_what_lies_on_several_nodes() -> None:
     lines: list[str] = []
     words = ["sweep=gpt_layouts", "sweep.repeats=1", "launcher=slurm", "site=asu_sol", "nodes=2"]
     assert len(expand(words, tell=lines.append)) == 23
-    assert lines == ["left out, single × 1: devices=1 can't be spread evenly over nodes=2: choose a multiple of 2"]
+    (line,) = lines
+    assert line.startswith("left out, single × 1: devices=1 can't be spread evenly over nodes=2: choose devices=2")
     assert [planned.run.strategy.name for planned in expand([*words, "devices=1", "nodes=1"])] == ["single"]
+
+
+def test_nodes_follow_from_devices_on_a_cluster_and_their_number_is_what_a_run_is_told_apart_by(tmp_path: Path) -> None:
+    words = ("strategy=ddp", "batch_size=64", f"results={tmp_path}")
+    on_slurm = ("launcher=slurm", "site=asu_sol")  # four devices a node
+    runs = [each.run for each in expand([*words, *on_slurm, "devices=1,2,4,8,16"])]
+    assert {run.devices: run.nodes for run in runs} == {1: 1, 2: 1, 4: 1, 8: 2, 16: 4}
+    eight = next(run for run in runs if run.devices == 8)
+    (named,) = expand([*words, *on_slurm, "devices=8", "nodes=2"])
+    (spread,) = expand([*words, *on_slurm, "devices=8", "nodes=8"])
+    (here,) = expand([*words, "devices=8"])
+    assert run_id(eight) == run_id(named.run)
+    assert here.run.nodes == 1
+    assert len({run_id(run) for run in (eight, spread.run, here.run)}) == 3
+    folder = RunFolder.of(eight)
+    folder.write_intent(eight, [])
+    assert folder.config().nodes == 2
 
 
 def strategies(*overrides: str) -> tuple[list[tuple[str, int]], list[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from dataclasses import replace
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -15,9 +16,9 @@ import conf
 from launch.launcher import Prepared, SubmitOptions
 from launch.slurm import scheduler, submit
 from launch.slurm.launcher import OnSlurm
-from launch.slurm.order import in_turns, out_of_turn
+from launch.slurm.order import in_turns, interleaving, out_of_turn
 from launch.slurm.record import Submission
-from launch.slurm.sbatch import job_groups
+from launch.slurm.sbatch import Shape, job_groups, job_of_runs
 from launch.slurm.scheduler import NoJob, SchedulerError, SubmissionError
 from launch.slurm.submit import device_type_of
 from launch.sweep import expand
@@ -26,8 +27,7 @@ from tests.launch.fake_slurm import MISSING, SINFO, FakeSlurm, prepared
 
 WIDE = ("strategy=ddp", "devices=1,2")
 SHIPPED = sorted(path.stem for path in Path(next(iter(conf.__path__)), "sweep").glob("*.yaml"))
-ALL_DEVICES = ("launcher=slurm", "site=asu_sol", "site.devices_per_node=8", "site.gpus_per_node=8")
-"""A site whose nodes have all devices that shipped sweeps ask for."""
+ON_SLURM = ("launcher=slurm", "site=asu_sol")
 
 
 def turns(results: Path, *options: str) -> list[tuple[int, list[int]]]:
@@ -59,7 +59,7 @@ def test_many_rounds_share_turns_in_whole_pairs_and_none_is_lost(rounds: int, ea
 @pytest.mark.parametrize("name", SHIPPED)
 def test_every_shipped_sweep_goes_in_turns(name: str, tmp_path: Path) -> None:
     """All arrays of a round are submitted before those of the next one, and no shape comes before another in all."""
-    plan = expand([*ALL_DEVICES, f"sweep={name}", f"results={tmp_path}"])
+    plan = expand([*ON_SLURM, f"sweep={name}", f"results={tmp_path}"])
     runs = [replace(each, run=msgspec.structs.replace(each.run, device=device_type_of(each.run))) for each in plan]
     groups = job_groups([Prepared(each, RunFolder.of(each.run)) for each in runs])
     found = in_turns(groups)
@@ -78,16 +78,62 @@ def test_every_shipped_sweep_goes_in_turns(name: str, tmp_path: Path) -> None:
         assert abs(2 * sum(ahead) - len(repeats)) == len(repeats) % 2
 
 
-def test_jobs_that_their_array_holds_back_are_told_of(tmp_path: Path) -> None:
+def test_a_throttle_holds_back_no_job_behind_a_later_turn(
+    tmp_path: Path, fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three runs of each shape in a round, of which two run at a time; the third has to start before the next round."""
+    fake.answers["sinfo"] = SINFO
+    asked: list[tuple[int, str]] = []
+
+    def sbatch(path: Path, submission: Submission, shape: Shape) -> str:
+        script = job_of_runs(submission, shape, path.parent).script(len(submission.tasks))
+        found = re.search("^#SBATCH --dependency=(.*)$", script, re.MULTILINE)
+        asked.append((len(submission.tasks), found[1] if found else ""))
+        return str(len(asked))
+
+    monkeypatch.setattr(submit, "sbatch", sbatch)
+    three = (*WIDE, "seed=0,1,2", "sweep.repeats=3")
+    submit.submit(prepared(tmp_path / "2", *three, "launcher.array_parallelism=2"), SubmitOptions(), lambda _: None)
+    assert asked == [(3, ""), (3, ""), (3, "after:1:2"), (3, "after:1:2"), (3, "after:3:4"), (3, "after:3:4")]
+    asked.clear()
+    submit.submit(prepared(tmp_path / "3", *three, "launcher.array_parallelism=3"), SubmitOptions(), lambda _: None)
+    assert asked == [(3, "")] * 6
+
+
+def test_a_later_turn_waits_also_where_the_one_before_it_is_not_held_back(
+    tmp_path: Path, fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.answers["sinfo"] = SINFO
+    waited: list[list[str]] = []
+
+    def sbatch(_: Path, submission: Submission, __: object) -> str:
+        waited.append(submission.after)
+        return str(len(waited))
+
+    monkeypatch.setattr(submit, "sbatch", sbatch)
+    items = prepared(tmp_path, *WIDE, "seed=0,1", "sweep.repeats=3", "launcher.array_parallelism=1")
+    of_first = [item for item in items if item.planned.run.repeat == 0 or item.planned.run.seed == 0]
+    submit.submit(of_first, SubmitOptions(), lambda _: None)
+    assert waited == [[], [], ["1", "2"], ["1", "2"], ["1", "2"], ["1", "2"]]
+
+
+def test_the_plan_says_where_shapes_take_no_turns(tmp_path: Path) -> None:
     two = (*WIDE, "seed=0,1,2", "sweep.repeats=2")
-    (held,) = out_of_turn(job_groups(prepared(tmp_path, *two, "launcher.array_parallelism=2")))
-    assert "launcher.array_parallelism=2 holds back 1 of the 3 jobs of a turn" in held
-    assert held.endswith("raise it to 3")
-    assert list(out_of_turn(job_groups(prepared(tmp_path, *two, "launcher.array_parallelism=3")))) == []
-    (packed,) = out_of_turn(job_groups(prepared(tmp_path, *two, "launcher.pack=true")))
+    both = {0, 1}
+    in_turn = job_groups(prepared(tmp_path, *two))
+    assert interleaving(in_turn) == "2 rounds, 2 shapes in turn"
+    assert list(out_of_turn(in_turn, repeats=both)) == []
+    in_pack = job_groups(prepared(tmp_path, *two, "launcher.pack=true"))
+    (packed,) = out_of_turn(in_pack, repeats=both)
     assert "not interleaved: choose launcher.pack=false" in packed
-    once = job_groups(prepared(tmp_path, *WIDE, "launcher.array_parallelism=1"))
-    assert list(out_of_turn(once)) == [], "of one round there are no turns"
+    assert interleaving(in_pack) == ""
+    once = job_groups(prepared(tmp_path, *WIDE))
+    (single,) = out_of_turn(once, repeats={0})
+    assert "choose sweep.repeats=6" in single
+    assert list(out_of_turn(once, repeats=both)) == [], "the rest of a sweep that took turns"
+    assert list(out_of_turn(job_groups(prepared(tmp_path)), repeats={0})) == [], "of one shape nothing is compared"
+    shared = job_groups(prepared(tmp_path, *WIDE, "sweep.repeats=12"))
+    assert interleaving(shared) == "12 rounds in 6 turns, 2 shapes in turn"
 
 
 @pytest.mark.parametrize(

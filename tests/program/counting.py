@@ -72,7 +72,7 @@ def lr_schedule() -> None:
 def lbfgs() -> None:
     """Several evaluations per step."""
     m = model()
-    optimizer = torch.optim.LBFGS(m.parameters(), max_iter=3)
+    optimizer = torch.optim.LBFGS(m.parameters(), lr=0.01, max_iter=3)
 
     def closure() -> torch.Tensor:
         optimizer.zero_grad()
@@ -462,6 +462,123 @@ def odd_batches() -> None:
     ):
         for _ in DataLoader(TensorDataset(torch.ones(length, 2)), batch_size=4, drop_last=True, collate_fn=collate):
             train(m, optimizer, 1)
+
+
+class Idle(torch.optim.Optimizer):
+    """Looks like one, and updates nothing."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        pass
+
+
+@case
+def idle_step() -> None:
+    train(m := model(), Idle(m.parameters()))
+
+
+@case
+def rate_of_0() -> None:
+    """Of a schedule by mistake."""
+    m = model()
+    optimizer = torch.optim.AdamW(m.parameters(), lr=0.1)
+    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 0.0)
+    train(m, optimizer)
+
+
+@case
+def detached_loss() -> None:
+    m = model()
+    optimizer = SGD(m.parameters(), lr=0.1)
+    for _ in range(4):
+        optimizer.zero_grad()
+        loss(m).detach().requires_grad_().backward()
+        optimizer.step()
+
+
+@case
+def gradients_of_another() -> None:
+    """The optimizer has a copy's parameters."""
+    train(model(), SGD(model().parameters(), lr=0.1))
+
+
+@case
+def gradients_that_are_cleared() -> None:
+    m = model()
+    optimizer = SGD(m.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(4):
+        loss(m).backward()
+        optimizer.zero_grad()
+        optimizer.step()
+
+
+@case
+def frozen_layers() -> None:
+    """Two of four parameters, of which the optimizer knows."""
+    m = nn.Sequential(model(), model())
+    m[0].requires_grad_(False)
+    train(m, SGD(m.parameters(), lr=0.1))
+
+
+@case
+def fused_step() -> None:
+    """Its kernel counts no update of the tensors."""
+    train(m := model(), SGD(m.parameters(), lr=0.1, fused=True))
+
+
+class ByData(torch.optim.Optimizer):
+    """As older optimizers do: these updates aren't counted either."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for parameter in self.param_groups[0]["params"]:
+            parameter.data.add_(parameter.grad.data, alpha=-0.1)
+
+
+@case
+def update_by_data() -> None:
+    train(m := model(), ByData(m.parameters()))
+
+
+@case
+def rows_of_a_large_table() -> None:
+    """Seven of 300,000 numbers change."""
+    m = nn.EmbeddingBag(100_000, 3)
+    optimizer = SGD(m.parameters(), lr=0.1)
+    for _ in range(4):
+        m(torch.tensor([[7, 8]])).square().sum().backward()
+        optimizer.step()
+
+
+@case
+def odd_tensors() -> None:
+    """Not contiguous, complex, of two bytes, empty, a scalar."""
+    tensors = [torch.ones(3, 5).t(), torch.ones(3, dtype=torch.complex64), torch.ones(5, dtype=torch.bfloat16)]
+    parameters = [nn.Parameter(each) for each in (*tensors, torch.ones(0), torch.ones(()))]
+    optimizer = SGD(parameters, lr=0.1)
+    for _ in range(4):
+        optimizer.zero_grad()
+        torch.stack([each.abs().square().sum().float() for each in parameters]).sum().backward()
+        optimizer.step()
+
+
+class Averaging(SGD):
+    """As schedule-free ones: the parameters lie between an average and where the gradients lead."""
+
+    def step(self, closure: Any = None) -> Any:
+        before = [each.detach().clone() for each in self.param_groups[0]["params"]]
+        super().step(closure)
+        for each, old in zip(self.param_groups[0]["params"], before, strict=True):
+            each.data.lerp_(old, 0.9)
+
+
+@case
+def averages() -> None:
+    train(m := model(), Averaging(m.parameters(), lr=0.1))
 
 
 def main() -> None:

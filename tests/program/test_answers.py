@@ -8,9 +8,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from analysis import load, summary
+from analysis.figures import draw
 from analysis.report.programs import checks_of_programs, times_of_programs
+from launch.sweep.compose import Extension
 from launch.sweep.expansion import expand
+from launch.verbs.bundle import planned_again
 from parallelbench.config.identity import run_id
+from parallelbench.errors import ConfigError
+from parallelbench.frameworks.program import _sources
 from parallelbench.results.folder import RunFolder
 from parallelbench.results.journal import Journal, read_tables
 from parallelbench.results.publish import publish
@@ -160,7 +165,26 @@ def test_losses_that_part_are_told_with_where(tmp_path: Path) -> None:
         )
     (told,) = (line for line in checks_of_programs(load(tmp_path)) if "losses" in line)
     assert "Printed losses part: program × 2 from program × 1" in told
-    assert "from row 4 on" in told
+    assert "from step 77 on" in told  # 0.2 beside 0.5; the fourth row's first step follows 1 + 3 × 25
+    (figure,) = draw(load(tmp_path), ["printed_losses"])
+    assert figure.chart is not None
+    assert "program × 2 from program × 1 from step 77 on" in figure.finding
+
+
+def test_a_rerun_executes_no_command_that_came_with_a_bundle_and_says_how_to_get_it(tmp_path: Path) -> None:
+    in_turn(runs(tmp_path, "flags=--ddp"), lambda _: 0.02)
+    with pytest.raises(ConfigError, match=r"executes no commands .* program='python train.py \{flags\}'"):
+        planned_again(load(tmp_path), tmp_path / "again", [], Extension())
+
+
+def test_states_of_the_sources_are_told_by_the_files_that_changed(tmp_path: Path) -> None:
+    for content in ("batch = 1", "batch = 2"):
+        (tmp_path / "code").mkdir(exist_ok=True)
+        (tmp_path / "code" / "loader.py").write_text(content)
+        _sources.cache_clear()
+        in_turn(runs(tmp_path), lambda _: 0.02)
+    (told,) = (line for line in checks_of_programs(load(tmp_path)) if "Several states" in line)
+    assert told == "Several states of train were measured: loader.py changed between them."
 
 
 def test_the_same_program_in_another_folder_is_the_same_configuration(tmp_path: Path) -> None:

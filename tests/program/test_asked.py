@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 
 from launch.sweep.expansion import Extension, expand
+from launch.verbs.run import notes_on_sources
 from parallelbench.config.build import from_mapping, to_mapping
 from parallelbench.config.identity import run_id
 from parallelbench.config.run_rules import check_run
 from parallelbench.errors import ConfigError
 from parallelbench.frameworks.program import Program, amount, filled
 from parallelbench.frameworks.program.child import Place, environment, script
-from parallelbench.frameworks.program.sources import sources_of, written_since
+from parallelbench.frameworks.program.sources import changed_files, sources_of, written_since
+from parallelbench.results.folder import RunFolder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -134,12 +137,63 @@ def test_what_is_wrong_is_named_with_its_fix(overrides: Sequence[str], said: str
         ([TORCHRUN, "devices=3"], "batch_size=128 can't be divided by devices=3"),
         ([TORCHRUN, "launcher.pack=true"], "launcher.pack=true is refused with a program"),
         ([TORCHRUN, "launcher=inline"], "launcher=inline is refused with a program"),
+        (
+            [
+                "program=x",
+                "program.steps_by=pattern",
+                "program.step_pattern=x",
+                "devices=2",
+                "nodes=2",
+                "launcher=slurm",
+            ],
+            "program.steps_by=pattern with nodes=2 is refused: .* mark .* and command count on each node",
+        ),
     ],
 )
 def test_a_run_that_can_not_be_is_refused_before_it_starts(overrides: Sequence[str], said: str) -> None:
     (run,) = runs(*overrides)
     with pytest.raises(ConfigError, match=said):
         check_run(run, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "said"),
+    [
+        ("torchrunn train.py", [], "begins with torchrunn, which is not on PATH"),
+        ("A=1 ./venv/bin/python train.py", [], "begins with ./venv/bin/python, which is no program in "),
+        ("/nowhere/python train.py", [], "begins with /nowhere/python, which is no program"),
+        ("PYTHON -u tain.py", [], "starts tain.py, which is no file in "),
+        ("PYTHON -m torch.distributed.run --nproc-per-node={devices} sub/train.py", [], "starts sub/train.py"),
+        ("bash /nowhere/train.sh", ["program.setup=[source venv/bin/activate]"], "starts /nowhere/train.sh"),
+        ("PYTHON tain.py", ["launcher=slurm"], "starts tain.py"),
+    ],
+)
+def test_a_command_that_must_fail_is_refused_before_it_starts(command: str, options: list[str], said: str) -> None:
+    (run,) = runs(f"program={command.replace('PYTHON', sys.executable)}", *options)
+    with pytest.raises(ConfigError, match=said):
+        check_run(run, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("PYTHON train.py --out new.py", []),
+        ("PYTHON -m package.train other.py", []),
+        ("PYTHON -c 'print(1)' other.py", []),
+        ("cd sub && PYTHON other.py", []),
+        ("for i in 1 2; do echo it $i; done", []),
+        ("PYTHON $HOME/other.py", []),
+        ("PYTHON 'cat > x.py'", []),
+        ("torchrun other.py", ["program.setup=[git clone somewhere .]"]),
+        ("mine train.py", ["program.setup=[module load mine]"]),
+        ("mine train.py", ["launcher=slurm"]),
+        ("./mine.sh", ["program.setup=[cd sub]"]),
+        ("apptainer exec image.sif python other.py", ["launcher=slurm"]),
+    ],
+)
+def test_what_only_a_shell_can_tell_is_not_refused(command: str, options: list[str]) -> None:
+    (run,) = runs(f"program={command.replace('PYTHON', sys.executable)}", *options)
+    check_run(run, "cpu")
 
 
 def test_amounts_are_whole_numbers_of_names() -> None:
@@ -164,11 +218,27 @@ def test_an_edited_program_is_another_run_and_its_output_is_not(folder: Path) ->
     (folder / "out").mkdir()
     (folder / "out" / "loss.json").write_text("{}")
     (folder / "checkpoint.pt").write_bytes(b"weights")
-    assert sources_of(folder) == program(before).sources
+    assert sources_of(folder).identity == program(before).sources
     (folder / "train.py").write_text("print('training otherwise')\n")
-    assert sources_of(folder) != program(before).sources
-    with pytest.raises(ConfigError, match="have changed since this run was asked for"):
+    assert sources_of(folder).identity != program(before).sources
+    with pytest.raises(ConfigError, match=r"^train.py in .* changed since this run was asked for"):
         before.strategy.require_sources()
+
+
+def test_a_plan_names_the_files_that_make_its_runs_new(folder: Path) -> None:
+    (folder / "loader.py").write_text("batch = 1\n")
+    (folder / "old.py").write_text("gone = 1\n")
+    plan = expand(["program=python train.py", "sweep.repeats=2", "results=out"])
+    for planned in plan:
+        RunFolder.of(planned.run).write_intent(planned.run, [])
+    assert not [*notes_on_sources(plan)]
+    (folder / "loader.py").write_text("batch = 2\n")
+    (folder / "old.py").unlink()
+    with pytest.raises(ConfigError, match=r"^loader.py, old.py in "):
+        plan[0].run.strategy.require_sources()
+    edited = expand(["program=python train.py", "sweep.repeats=2", "results=out"])
+    (told,) = notes_on_sources(edited)
+    assert told.startswith("2 runs are new: loader.py, old.py changed since ")
 
 
 def test_files_that_a_program_wrote_into_its_folder_are_found(folder: Path) -> None:
@@ -190,14 +260,21 @@ def test_under_git_it_is_the_commit_and_what_differs_from_it(folder: Path) -> No
     git("add", "train.py", "settings.yaml")
     git("commit", "--quiet", "-m", "first")
     commit = git("rev-parse", "HEAD").strip()
-    assert sources_of(folder) == commit[:16]
+    assert sources_of(folder).identity == commit[:16]
     (folder / "log.txt").write_text("what it printed")
-    assert sources_of(folder) == commit[:16], "new files that are no code are data or output"
+    assert sources_of(folder).identity == commit[:16], "new files that are no code are data or output"
     (folder / "settings.yaml").write_text("lr: 2\n")
-    changed = sources_of(folder)
+    changed = sources_of(folder).identity
     assert changed.startswith(f"{commit[:12]}@")
     (folder / "new.py").write_text("import os\n")
-    assert sources_of(folder) not in (changed, commit[:16])
+    before = sources_of(folder)
+    assert before.identity not in (changed, commit[:16])
+    git("add", "--all")
+    git("commit", "--quiet", "-m", "second")
+    (folder / "train.py").write_text("print('training otherwise')\n")
+    now = sources_of(folder)
+    assert changed_files(folder, before, now) == ["log.txt", "new.py", "settings.yaml", "train.py"]
+    assert changed_files(folder, now, now) == []
 
 
 def test_places_are_no_part_of_its_identity() -> None:

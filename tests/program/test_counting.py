@@ -62,6 +62,17 @@ COUNTS = {
     "in_a_thread": (4, [("SGD", 4)]),
     "loaders": (8, [("SGD", 8)]),
     "odd_batches": (6, [("SGD", 6)]),
+    "idle_step": (4, [("Idle", 4)]),
+    "rate_of_0": (4, [("AdamW", 4)]),
+    "detached_loss": (4, [("SGD", 4)]),
+    "gradients_of_another": (4, [("SGD", 4)]),
+    "gradients_that_are_cleared": (4, [("SGD", 4)]),
+    "frozen_layers": (4, [("SGD", 4)]),
+    "fused_step": (4, [("SGD", 4)]),
+    "update_by_data": (4, [("ByData", 4)]),
+    "rows_of_a_large_table": (4, [("SGD", 4)]),
+    "odd_tensors": (4, [("SGD", 4)]),
+    "averages": (4, [("Averaging", 8)]),
 }
 """Case → steps, and (class, calls that have ended) of each optimizer."""
 
@@ -77,6 +88,40 @@ def test_steps_are_counted_once(journals: dict[str, Journal], case: str) -> None
 
 def test_every_case_has_an_expectation(journals: dict[str, Journal]) -> None:
     assert journals.keys() == COUNTS.keys()
+
+
+NOTHING = {"idle_step", "rate_of_0", "detached_loss", "gradients_of_another", "gradients_that_are_cleared"}
+"""Cases whose steps are counted, and change no parameter."""
+CHANGED = {
+    "plain": (2, 2),
+    "accumulation": (2, 2),
+    "lbfgs": (2, 2),
+    "skipped_by_scaler": (2, 2),
+    "zero_redundancy": (2, 2),
+    "optimizer_in_backward": (2, 2),
+    "two_optimizers": (2, 4),  # the second one's turn comes after the first one's, whose calls are the steps
+    "frozen_layers": (2, 4),
+    "fused_step": (2, 2),
+    "update_by_data": (2, 2),
+    "rows_of_a_large_table": (1, 1),
+    "odd_tensors": (4, 4),
+    "averages": (2, 2),
+    **dict.fromkeys(NOTHING, (0, 2)),
+}
+"""Case → parameters that a step after the first one changed, of how many; looked at after 2 and 4 steps."""
+
+
+@pytest.mark.parametrize("case", CHANGED)
+def test_steps_that_change_no_parameter_are_told_from_all_others(journals: dict[str, Journal], case: str) -> None:
+    changed = journals[case].changed
+    assert changed is not None
+    assert (changed.first, changed.last) == (1, 4 if case in NOTHING else 2)
+    assert (changed.changed, changed.seen) == CHANGED[case]
+
+
+def test_no_case_that_trains_changes_nothing(journals: dict[str, Journal]) -> None:
+    still = {name for name, journal in journals.items() if journal.changed and not journal.changed.changed}
+    assert still == NOTHING
 
 
 BACKWARDS = {
@@ -136,13 +181,13 @@ def test_loaders_tell_batches_that_trained_from_others(journals: dict[str, Journ
     assert state is not None
     training, evaluation = state.loaders
     assert (training.length, training.batch_size, training.largest_batch) == (14, 4, 4)
-    assert (training.batches, training.batches_without_grad, training.samples) == (8, 0, 28)
+    assert (training.batches, training.batches_without_grad) == (8, 0)
     assert training.backwards == 8
-    assert (evaluation.batches, evaluation.batches_without_grad, evaluation.samples) == (0, 4, 12)
+    assert (evaluation.batches, evaluation.batches_without_grad, evaluation.largest_batch) == (0, 4, 3)
     assert evaluation.backwards == 1  # the first epoch's; none came after the last
 
 
 def test_samples_of_batches_of_any_kind(journals: dict[str, Journal]) -> None:
     state = journals["odd_batches"].state
     assert state is not None
-    assert [(loader.batches, loader.samples) for loader in state.loaders] == [(2, 8), (2, 8), (2, 0)]
+    assert [(loader.batches, loader.largest_batch) for loader in state.loaders] == [(2, 4), (2, 4), (2, None)]

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import statistics
 import subprocess
 import sys
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -28,7 +26,7 @@ print("trained")
 """
 
 
-def test_workers_write_nothing_and_waits_are_those_of_a_stopwatch(tmp_path: Path) -> None:
+def test_workers_write_nothing_and_waits_lie_within_those_of_a_stopwatch(tmp_path: Path) -> None:
     done = shimmed.run(HERE / "workers.py", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout)
@@ -39,22 +37,21 @@ def test_workers_write_nothing_and_waits_are_those_of_a_stopwatch(tmp_path: Path
     (journal,) = journals.values()
     assert journal.state is not None
     assert [loader.workers for loader in journal.state.loaders] == [0, 1]
-    assert [(loader.batches, loader.samples) for loader in journal.state.loaders] == [(12, 24), (24, 48)]
+    assert [(loader.batches, loader.largest_batch) for loader in journal.state.loaders] == [(12, 2), (24, 2)]
     begin = 0
     for way in ("none", "fork", "spawn"):
         waits, ends = seen[way]
         steps = journal.steps[begin : begin + len(ends)]
         begin += len(ends)
         assert [step.backwards for step in steps] == [1] * len(ends)
-        took = [later.ended_ns - earlier.ended_ns for earlier, later in pairwise(steps)]
-        assert _off(took, [later - earlier for earlier, later in pairwise(ends)]) < 0.01, way
+        # The program looks at the clock around what the shim looks at.
+        for step, before, after in zip(steps[1:], ends, ends[1:], strict=False):
+            assert before < step.ended_ns <= after, way
         # The fetch that ends a loader is a wait of the next one's first step.
-        assert _off([step.wait_ns for step in steps[1:]], waits[1:-1]) < 0.01, way
+        least_ns = 20_000_000 if way == "none" else 0  # two samples of 10 ms
+        for step, wait_ns in zip(steps[1:], waits[1:-1], strict=True):
+            assert least_ns < step.wait_ns <= wait_ns, way
     assert begin == len(journal.steps)
-
-
-def _off(ours: list[int], others: list[int]) -> float:
-    return statistics.median(abs(our / other - 1) for our, other in zip(ours, others, strict=True))
 
 
 def test_ranks_of_torchrun_say_who_they_are_and_have_their_cores(tmp_path: Path) -> None:

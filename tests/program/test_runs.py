@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from analysis import load, summary
-from analysis.report.programs import of_programs
+from analysis.report.programs import times_of_programs
 from parallelbench.results.folder import find_runs
 from tests.launch.programs import DYING_S, Program, completed
 
@@ -36,11 +36,11 @@ if several and "alone" not in sys.argv:
 model = torch.nn.Linear(16, 4)
 if dist.is_initialized():
     model = torch.nn.parallel.DistributedDataParallel(model)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.0 if "idle" in sys.argv else 0.1)
 rows = [(torch.randn(16), torch.tensor(i % 4)) for i in range(64)]
 ends = []
 while len(ends) < 20_000:
-    for x, y in torch.utils.data.DataLoader(rows, batch_size=8):
+    for x, y in torch.utils.data.DataLoader(rows, batch_size=8, num_workers=2 * ("workers" in sys.argv)):
         loss = torch.nn.functional.cross_entropy(model(x), y)
         optimizer.zero_grad()
         loss.backward()
@@ -103,7 +103,7 @@ def test_two_ranks_are_measured_to_the_step_and_ended(tmp_path: Path) -> None:
     assert not [
         each for each in psutil.process_iter(["cmdline"]) if str(run.path) in " ".join(each.info["cmdline"] or [])
     ]
-    assert any(line.startswith("Waiting for data:") for line in of_programs(load(tmp_path / "results")))
+    assert any(line.startswith("Waiting for data:") for line in times_of_programs(load(tmp_path / "results")))
     (row,) = summary(load(tmp_path / "results")).to_dicts()
     assert row["throughput_samples_per_s"] > 0
 
@@ -114,6 +114,24 @@ def test_ranks_that_never_met_are_refused_by_name(tmp_path: Path) -> None:
     code, text = completed("submit", f"{TORCHRUN} alone", *SMALL, *QUICK, "devices=2", results=tmp_path / "results")
     assert code == 1
     assert "2 ranks never called torch.distributed.init_process_group" in " ".join(text.split())
+
+
+@pytest.mark.slow
+def test_steps_that_train_nothing_are_refused(tmp_path: Path) -> None:
+    code, text = completed("submit", f"{TORCHRUN} idle", *SMALL, *QUICK, "devices=2", results=tmp_path / "results")
+    assert code == 1
+    assert "steps 4 to 20 changed no parameter of its optimizers" in " ".join(text.split())
+
+
+@pytest.mark.slow
+def test_the_memory_of_a_loaders_workers_is_theirs(tmp_path: Path) -> None:
+    more = (TORCHRUN + " workers", *SMALL, *QUICK, "devices=1")
+    code, text = completed("submit", *more, results=tmp_path / "results")
+    assert code == 0, text
+    (run,) = find_runs(tmp_path / "results")
+    workers = [row["loader_memory_bytes"] for row in rows(run, "ranks") if row["loader_cpu_time_s"] is not None]
+    assert workers
+    assert all(each is None or each > 2**16 for each in workers)
 
 
 COUNTING = "for i in $(seq 1 24); do echo it $i loss 0.$i; sleep 0.02; done"
@@ -149,11 +167,11 @@ def test_steps_without_torch(command: str, options: list[str], steps: int, tmp_p
     assert f"program.steps_by={run.config().model.steps_by}" in facts["warnings"]  # type: ignore[attr-defined]
 
 
-@pytest.mark.cases("nothing_of_this*", "(sleep*")
+@pytest.mark.cases("true; nothing_of_this*", "(sleep*")
 @pytest.mark.parametrize(
     ("command", "options", "said"),
     [
-        ("nothing_of_this_name --x", [], "the command could not be started (exit code 127)"),
+        ("true; nothing_of_this_name --x", [], "the command could not be started (exit code 127)"),
         ("echo wrong data; exit 3", [], "ended with exit code 3 after 0 steps; its last words: wrong data"),
         ("echo hello", [], "ended with exit code 0 before its first step: no optimizer of torch's took one"),
         ("sleep 600", ["program.start_timeout_s=1"], "no step of 1 rank within program.start_timeout_s=1 s"),

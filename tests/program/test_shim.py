@@ -154,20 +154,20 @@ def test_a_fault_of_its_own_never_reaches_the_program(
         raise ZeroDivisionError("planted")
 
     with monkeypatch.context() as patched:
-        for name in ("enter", "leave", "begin_backward", "end_backward", "fetch", "write"):
+        for name in ("leave", "begin_backward", "end_backward", "fetch", "write"):
             patched.setattr(shim.Recorder, name, fail)
         step(optimizer)
         assert shim.around_next(next)(iter([5])) == 5
     shim.finish()
     state = read(tmp_path).state
     assert state is not None
-    assert (state.faults, state.fault) == (5, "ZeroDivisionError: planted")
+    assert (state.faults, state.fault) == (4, "ZeroDivisionError: planted")
 
 
 def test_after_many_faults_it_stops(
     recorder: shim.Recorder, optimizer: torch.optim.Optimizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr(shim.Recorder, "enter")
+    monkeypatch.delattr(shim.Recorder, "leave")
     for _ in range(shim.MOST_FAULTS):
         step(optimizer)
     assert recorder.off

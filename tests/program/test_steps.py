@@ -49,6 +49,12 @@ def test_processor_time_of_a_window_lies_on_the_line_between_looks() -> None:
     assert between(unknown, 5.0, 15.0)[0] is None
 
 
+def test_processes_below_a_rank_are_its_own() -> None:
+    spent = {pid: Spent(0.0, None, parent) for pid, parent in ((1, 0), (2, 1), (3, 2), (4, 1), (5, 3), (9, 8))}
+    look = Load(0.0, None, 0.0, spent)
+    assert [sorted(look.below(pid)) for pid in (1, 2, 5)] == [[2, 3, 4, 5], [3, 5], []]
+
+
 def test_printed_losses_belong_to_the_step_that_ended_last() -> None:
     output = Output(step=r"^it", loss=r"loss ([\d.,]+)", rate=r"([\d,]+) tokens/s")
     lines = [(1.5, "it 1 loss 3.0"), (2.5, "it 2 loss 2.5, 1,200 tokens/s"), (3.5, "it 3"), (9.9, "loss nothing")]
@@ -146,7 +152,6 @@ def loader(batch: int, batches: int, backwards: int) -> dict[str, Any]:
         "workers": 0,
         "batches": batches,
         "batches_without_grad": 0,
-        "samples": batch * batches,
         "largest_batch": batch,
         "backwards": backwards,
     }
@@ -181,7 +186,24 @@ def ranks(count: int, **more: Any) -> list[tuple[dict[str, Any], dict[str, Any]]
 def on(device_type: str) -> SimpleNamespace:
     from types import SimpleNamespace
 
-    return SimpleNamespace(device_type=device_type)
+    return SimpleNamespace(device_type=device_type, gather=lambda value: [value])
+
+
+def test_steps_that_changed_no_parameter_are_refused_and_those_of_one_rank_are_said(tmp_path: Path) -> None:
+    def say(pid: int, changed: int) -> None:
+        with (tmp_path / "steps" / f"n-{pid}.jsonl").open("a") as journal:
+            journal.write(f'{{"changed":[1,4,{changed},6]}}\n')
+        found.poll()
+
+    found, two = told(tmp_path, *ranks(2)), run("devices=2")
+    say(100, 0)
+    found.require(two, on("cpu"), ranks_here=2)  # type: ignore[arg-type]  # the other one's could not be looked at
+    say(101, 0)
+    with pytest.raises(ConfigError, match="steps 2 to 4 changed no parameter"):
+        found.require(two, on("cpu"), ranks_here=2)  # type: ignore[arg-type]
+    say(101, 5)
+    found.require(two, on("cpu"), ranks_here=2)  # type: ignore[arg-type]
+    assert [line for line in found.warnings(two, found.ranks()) if "no parameter of 1 rank changed (rank 0)" in line]
 
 
 def test_enough_steps_are_those_that_the_gpu_has_taken(tmp_path: Path) -> None:

@@ -149,10 +149,12 @@ def test_a_set_up_that_fails_ends_the_job(sweeps: Sweeps, tmp_path: Path) -> Non
     "lifecycle",
     "Too little time",
     injection="Slurm's time limit ends a job whose rank has not finished an epoch, and does not answer the warning",
-    outcome="killed, with TIMEOUT of accounting and the key to raise; submit leaves it alone until that is raised",
+    outcome="killed, with TIMEOUT of accounting and the key to raise; submit leaves it alone until that is raised, and "
+    "launcher.time_limit_min=auto asks for twice as much",
 )
 def test_a_run_that_needs_more_time_is_not_submitted_again_unchanged(sweeps: Sweeps) -> None:
-    endless = (*ENDLESS, "strategy.step_s=1000")
+    rule = (*ENDLESS, "strategy.step_s=1000")
+    endless = (*rule, "launcher.time_limit_min=60")
     assert sweeps.submit(*endless)[0] == 0
     job = running(sweeps)
     (run,) = find_runs(sweeps.results)
@@ -164,7 +166,11 @@ def test_a_run_that_needs_more_time_is_not_submitted_again_unchanged(sweeps: Swe
     assert rows(sweeps)[0]["state"] == "killed"
     assert "1 killed (--retry killed tries again); 0 runs to submit" in sweeps.submit(*endless)[1]
     with closed(sweeps.cluster):
-        assert sweeps.submit(*endless, "launcher.time_limit_min=61")[0] == 0
+        assert sweeps.submit(*rule)[0] == 0
+        ((_, job),) = sweeps.queue()
+        assert show(sweeps.cluster, job)["TimeLimit"] == "02:00:00"
+        assert sweeps.run("cancel", str(sweeps.adhoc))[0] == 0
+        assert sweeps.submit(*rule, "launcher.time_limit_min=61")[0] == 0
         assert len(sweeps.queue()) == 1
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launch.slurm.cluster import in_reservation, partitions, reservations
-from parallelbench.results.folder import find_runs
+from parallelbench.results.folder import RunFolder, find_runs
 from tests.slurm.daemons import until
 from tests.slurm.jobs import show, submit
 from tests.slurm.runs import WITHOUT_TORCH
@@ -151,6 +151,31 @@ def test_shapes_are_queued_in_turns(sweeps: Sweeps) -> None:
         first, second = mine[0].devices, mine[1].devices
         assert {first, second} == {1, 2}
         assert [each.devices for each in mine] == [first, second, second, first, first, second]
+
+
+def test_a_throttle_does_not_undo_the_turns(sweeps: Sweeps) -> None:
+    """Slurm starts no job of the second round while one of the first waits for others of its array."""
+    options = ("sweep.repeats=2", "seed=0,1", "cores_per_device=1,2", "site.memory_gib_per_device=1")
+    assert sweeps.submit(*WITHOUT_TORCH, *options, "launcher.array_parallelism=1")[0] == 0
+    mine = sorted(sweeps.submissions(), key=lambda submission: int(submission.job or 0))
+    assert [bool(each.after) for each in mine] == [False, False, True, True]
+    sweeps.until_done(8)
+    sweeps.until_queue_is_empty()
+    folders = [[RunFolder(sweeps.adhoc / name) for (name,) in each.tasks] for each in mine]
+    began = [[info.launched_at for run in each if (info := run.attempts()[0].info())] for each in folders]
+    assert len([*began[0], *began[1]]) == len([*began[2], *began[3]]) == 4
+    assert max(began[0] + began[1]) < min(began[2] + began[3])
+    infos = [run.attempts()[0].info() for each in folders for run in each]
+    waited = [info.waited_s for info in infos if info is not None and info.waited_s is not None]
+    ago = [
+        info.launched_at - each.created_at
+        for each, runs in zip(mine, folders, strict=True)
+        for run in runs
+        if (info := run.attempts()[0].info())
+    ]
+    assert len(waited) == 8
+    assert all(0 <= own <= since for own, since in zip(waited, ago, strict=True))
+    assert "jobs of this shape waited" in sweeps.submit(*WITHOUT_TORCH, *options, "sweep.repeats=3", verb="plan")[1]
 
 
 def test_the_report_follows_the_runs(sweeps: Sweeps) -> None:

@@ -79,7 +79,13 @@ def limited() -> Iterator[Cluster]:
                     "node configuration",
                 ),
                 ("qos", [], ["--time=60"], "the QOS short allows 30", "QOSMaxWallDurationPerJobLimit"),
-                ("maxtime", [], ["--time=60"], "launcher.time_limit_min=60, but maxtime allows 3", "Partition"),
+                (
+                    "maxtime",
+                    ["launcher.time_limit_min=60"],
+                    ["--time=60"],
+                    "launcher.time_limit_min=60, but maxtime allows 3",
+                    "Partition",
+                ),
             )
         ],
     ],

@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 import polars as pl
+import pytest
 
 from tests.slurm.runs import Sweep
 from tests.slurm.test_lifecycle import give_back, on, preempt
@@ -45,6 +46,34 @@ def test_ranks_on_two_nodes_meet_and_are_counted_together(ours: Cluster, tmp_pat
     (facts,) = pl.read_parquet(run.result / "run.parquet").to_dicts()
     assert (facts["processes"], facts["reason"]) == (4, "timed 20 steps")
     assert json.loads(facts["environment_json"])["packages"]["torch"]
+
+
+MARKING = "for i in $(seq 1 24); do echo {node_rank} > $PARALLELBENCH_MARK; sleep 0.05; done"
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "steps"),
+    [("sleep 0.2", ["program.steps_by=command"], [0, 1]), (MARKING, ["program.steps_by=mark"], [3, 20])],
+    ids=["command", "mark"],
+)
+def test_nodes_without_torch_count_each_for_itself(
+    command: str, options: list[str], steps: list[int], ours: Cluster, tmp_path: Path
+) -> None:
+    (tmp_path / "program").mkdir()
+    small = (
+        "program.warmup_steps=4",
+        "program.steps=20",
+        "program.windows=1",
+        f"program.folder={tmp_path / 'program'}",
+    )
+    words = (f"program={command}", *ON_SLURM, *small, *options, "devices=2", "nodes=2")
+    sweep = Sweep(ours, tmp_path / "results", words)
+    sweep.submit()
+    run = sweep.done()
+    ranks = pl.read_parquet(run.result / "ranks.parquet").sort("epoch", "rank")
+    assert ranks["rank"].to_list() == [0, 1, 0, 1]
+    assert ranks["node"].to_list() == ["n1", "n2", "n1", "n2"]
+    assert pl.read_parquet(run.result / "epochs.parquet").sort("epoch")["steps"].to_list() == steps
 
 
 @on(variant="cgroup", grace_time_s=60)

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from parallelbench.telemetry import suspension
@@ -57,6 +58,25 @@ def test_of_several_ranks_only_those_of_the_run_are_watched(ranks: list[subproce
     told(ranks[1], signal.SIGCONT, os.WCONTINUED)
     watch.beat()
     assert not [*watch.taken()]
+
+
+def test_a_rank_that_a_users_program_has_started_is_seen_and_forgotten_with_it() -> None:
+    """The shell stands for a launcher, its child for a rank that begins late."""
+    command = ["bash", "-c", "read; sleep 3600 & echo $!; wait; read"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as launcher:
+        assert launcher.stdin is not None
+        assert launcher.stdout is not None
+        watch = Watch(launcher.pid, 1, below=True, wait=lambda _: None)
+        watch.beat()
+        print(file=launcher.stdin, flush=True)
+        rank = psutil.Process(int(launcher.stdout.readline()))
+        for act in (rank.suspend, rank.resume):
+            act()
+            for _ in range(10):
+                watch.beat()
+        assert len([*watch.taken()]) == 1
+        rank.kill()
+        launcher.kill()
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import operator
+import os
 import re
 import shlex
 from functools import cache
@@ -18,7 +19,8 @@ from msgspec import Meta, field
 from parallelbench.config.components import Arrays, Data, Model, Strategy
 from parallelbench.config.sites import expanded, shipped
 from parallelbench.config.structure import Seconds  # noqa: TC001 - msgspec reads it
-from parallelbench.errors import ConfigError, choices
+from parallelbench.errors import ConfigError, choices, count_of
+from parallelbench.strategies.shared_refusals import on_one_node
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from parallelbench.config.replica import Replica
     from parallelbench.config.rule import Rules
     from parallelbench.config.run import RunConfig
+    from parallelbench.frameworks.program.sources import Sources
     from parallelbench.world.world import World
 
 
@@ -54,7 +57,7 @@ class Program(Strategy, frozen=True, kw_only=True):
 
     framework: ClassVar[str] = "program"
     starts_ranks: ClassVar[bool] = True
-    places: ClassVar[tuple[str, ...]] = ("folder", "start_timeout_s")
+    places: ClassVar[tuple[str, ...]] = ("folder", "start_timeout_s", "files")
 
     command: Line
     """A line of shell, with names in braces: `PLACES` and those of `axes`."""
@@ -93,6 +96,8 @@ class Program(Strategy, frozen=True, kw_only=True):
     """Names of the user's own in the command → one word, or several."""
     sources: str = ""
     """Identifies what the files in the folder hold."""
+    files: dict[str, str] = field(default_factory=dict)
+    """Path → digits of what it holds, of the files that `sources` is made of: so that a change is told by name."""
 
     def __post_init__(self) -> None:
         """Check what involves several options, and the names in braces."""
@@ -124,16 +129,26 @@ class Program(Strategy, frozen=True, kw_only=True):
     def identified(self) -> Program:
         """With its folder, and what the files there hold; each folder is read once."""
         folder = self.working_folder
-        return msgspec.structs.replace(self, folder=str(folder), sources=_sources(folder))
+        found = _sources(folder)
+        return msgspec.structs.replace(self, folder=str(folder), sources=found.identity, files=dict(found.files))
 
     def require_sources(self) -> None:
         """Raise `ConfigError` where the folder's files are others than when the run was asked for."""
         _sources.cache_clear()
-        if self.sources and (found := _sources(self.working_folder)) != self.sources:
+        if self.sources and (found := _sources(self.working_folder)).identity != self.sources:
             raise ConfigError(
-                f"the program's files in {self.working_folder} have changed since this run was asked for "
-                f"({self.sources} then, {found} now): submit again, which makes a new run"
+                f"{self.changes(self.identified()) or 'the program'} in {self.working_folder} changed since this run "
+                f"was asked for ({self.sources} then, {found.identity} now): submit again, which makes a new run"
             )
+
+    def changes(self, later: Program) -> str:
+        """Names of the files in which the sources of a later state of the program are others; empty: not known."""
+        from parallelbench.frameworks.program.sources import Sources, changed_files
+
+        states = [Sources(each.sources, each.files) for each in (self, later)]
+        names = changed_files(later.working_folder, *states)
+        more = f" and {count_of(len(names) - 3, 'more file')}" if len(names) > 3 else ""
+        return ", ".join(names[:3]) + more
 
     @property
     def working_folder(self) -> Path:
@@ -197,9 +212,11 @@ class Program(Strategy, frozen=True, kw_only=True):
             ("launcher=local",),
         )
         yield (
-            run.nodes > 1 and self.steps_by != "optimizer",
-            f"program.steps_by={self.steps_by} with nodes={run.nodes} is refused: nobody can tell whose steps they are",
-            ("nodes=1",),
+            run.nodes > 1 and self.steps_by == "pattern",
+            f"program.steps_by=pattern with nodes={run.nodes} is refused: a launcher prints the steps of one node's "
+            "ranks, and the other nodes would wait for lines; optimizer, mark (a line from each rank, with its number) "
+            "and command count on each node",
+            (on_one_node(run),),
         )
         per_device = "{batch_size_per_device}" in " ".join([self.command, *self.setup])
         yield (
@@ -207,6 +224,13 @@ class Program(Strategy, frozen=True, kw_only=True):
             f"batch_size={run.batch_size} can't be divided by devices={run.devices}, as {{batch_size_per_device}} asks",
             ("batch_size",),
         )
+
+    def check(self, run: RunConfig, device_type: str) -> None:
+        """Its rules, and whether its command can be started."""
+        from parallelbench.frameworks.program.command import require_command
+
+        super().check(run, device_type)
+        require_command(run, os.environ)
 
     def prepare(self, model: nn.Sequential, run: RunConfig, world: World) -> Replica:
         raise NotImplementedError("a program trains by itself")
@@ -253,7 +277,7 @@ class OwnData(Data, frozen=True, kw_only=True):
 
 
 @cache
-def _sources(folder: Path) -> str:
+def _sources(folder: Path) -> Sources:
     from parallelbench.frameworks.program.sources import sources_of
 
     if not folder.is_dir():

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from parallelbench.frameworks.program import filled, numbers
 from parallelbench.measure.processor import read_cores
 from parallelbench.processes import inherited
-from parallelbench.world.machine import text_of
+from parallelbench.world.machine import descendants, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -30,6 +30,8 @@ SHIM = Path(__file__).with_name("shim")
 """The folder that processes of the program have first on PYTHONPATH."""
 STEPS, ENOUGH, STEPS_OF = "PARALLELBENCH_STEPS", "PARALLELBENCH_ENOUGH", "PARALLELBENCH_STEPS_OF"
 """Variables that the shim reads: the folder of its journals, how many steps are enough, which optimizer marks one."""
+COMPARED_FROM = "PARALLELBENCH_COMPARED_FROM"
+"""Likewise: the step after which it first looks at the parameters."""
 CORES, MARK = "PARALLELBENCH_CORES", "PARALLELBENCH_MARK"
 """Likewise: the cores of each local rank; and, of every program, the file that takes marks."""
 _OF_THE_SUITE = ("PYTHONSAFEPATH", "PYTHONIOENCODING", "PARALLELBENCH_LAUNCHED_AT", "PARALLELBENCH_WATCHED_BY")
@@ -69,13 +71,17 @@ def environment(run: RunConfig, variables: Mapping[str, str], *, cuda: bool, thr
     if "srun" not in re.findall(r"[\w-]+", getattr(run.strategy, "command", "")):
         # What reads them (Lightning, mpirun) takes the job's shape for that of a launcher that isn't there.
         own = {name: value for name, value in own.items() if not name.startswith(("SLURM_", "PMI_", "PMIX_"))}
-    # Where neither the user's shell nor the set-up lines have a torchrun, the suite's own environment has one.
-    own["PATH"] = ":".join(filter(None, [own.get("PATH"), str(Path(sys.executable).parent)]))
+    own["PATH"] = path_of(own)
     own["OMP_NUM_THREADS"] = str(threads)
     here = run.devices // run.nodes
     visible = [each for each in own.get("CUDA_VISIBLE_DEVICES", "").split(",") if each] or list(map(str, range(here)))
     own["CUDA_VISIBLE_DEVICES"] = ",".join(visible[:here]) if cuda else ""
     return own
+
+
+def path_of(variables: Mapping[str, str]) -> str:
+    """PATH of a program: the user's; where it has no torchrun, and the set-up lines bring none, the suite's own has."""
+    return ":".join(filter(None, [variables.get("PATH"), str(Path(sys.executable).parent)]))
 
 
 class Child:
@@ -129,10 +135,7 @@ class Child:
 
     def pids(self) -> list[int]:
         """Ids of all its processes."""
-        found = [self._process.pid] if self._process.poll() is None else []
-        for pid in found:  # which grows meanwhile
-            found += _children(pid)
-        return found
+        return [self._process.pid, *descendants(self._process.pid)] if self._process.poll() is None else []
 
     def end(self, number: signal.Signals, *, ranks: Collection[int] = ()) -> bool:
         """End all its processes; returns whether the `ranks` (process ids) ended by that signal in time.
@@ -183,6 +186,8 @@ class Spent(NamedTuple):
     """Processor time."""
     peak_bytes: int | None
     """Peak of its own resident memory."""
+    parent: int = 0
+    """Process id of who has started it."""
 
 
 class Load(NamedTuple):
@@ -193,15 +198,24 @@ class Load(NamedTuple):
     busy_s: float | None
     """Of its cores, by all programs; None: it has no cores of its own."""
     own_s: float
-    """By the program's processes, those that have ended included, and by this one."""
+    """By the program's processes, those that have ended included, and by this one where it may run on these cores."""
     processes: Mapping[int, Spent]
     """By process id."""
+
+    def below(self, pid: int) -> list[int]:
+        """Processes that it has started, and those that these have."""
+        found = [pid]
+        for parent in found:  # which grows meanwhile
+            found += [child for child, each in self.processes.items() if each.parent == parent]
+        return found[1:]
 
 
 def load(child: Child, cores: Sequence[int]) -> Load:
     """What they have done until now."""
     processes = {pid: spent for pid in child.pids() if (spent := _spent(pid)) is not None}
-    own_s = sum(os.times()[:4]) + sum(each.time_s for each in processes.values())
+    mine = os.times()
+    here = sum(mine[:2]) if os.sched_getaffinity(0) & set(cores) else 0.0
+    own_s = here + sum(mine[2:4]) + sum(each.time_s for each in processes.values())
     account = read_cores(Path("/proc/stat"), cores) if cores else {}
     known = len(account) == len(cores) > 0
     busy = sum(core.total_s - core.idle_s - core.interrupts_s for core in account.values()) if known else None
@@ -216,15 +230,19 @@ def _spent(pid: int) -> Spent | None:
     stat, status = text_of(f"/proc/{pid}/stat"), text_of(f"/proc/{pid}/status")
     if not stat:
         return None
-    ticks = stat.rpartition(")")[2].split()[11:15]
+    fields = stat.rpartition(")")[2].split()
     peak = re.search(r"^VmHWM:\s*(\d+) kB", status or "", re.MULTILINE)
-    return Spent(sum(map(int, ticks)) * _TICK_S, int(peak[1]) * 1024 if peak else None)
+    return Spent(sum(map(int, fields[11:15])) * _TICK_S, int(peak[1]) * 1024 if peak else None, int(fields[1]))
 
 
-def _children(pid: int) -> list[int]:
-    """What a process has started, and what the kernel has given it: of all of its threads."""
-    found: list[int] = []
-    with suppress(OSError):
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            found += map(int, (text_of(f"/proc/{pid}/task/{thread}/children") or "").split())
+def own_bytes(pids: Collection[int]) -> int | None:
+    """Memory that only these processes hold, each for itself, summed over them; None where one has ended, or is
+    somebody else's: what forked processes share with their parent counts for that.
+    """
+    found = 0
+    for pid in pids:
+        private = re.findall(r"^Private_\w+:\s*(\d+) kB", text_of(f"/proc/{pid}/smaps_rollup") or "", re.MULTILINE)
+        if not private:
+            return None
+        found += 1024 * sum(map(int, private))
     return found

@@ -6,6 +6,8 @@ Each training process has a file `<node>-<pid>.jsonl`. Each line is a JSON objec
 - `process`: facts of the process (`Process`), at the first backward, and again whenever they have changed.
 - `step`: `[number, end, wait, backwards, grads, own, optimizer, before]` of a counted step (`Step`).
 - `device`: `[number, ns]`, the GPU's time from the end of the step before to the end of this one.
+- `changed`: `[first, last, changed, seen]`, how many of the optimizers' parameters the steps between have changed
+  (`Changed`).
 - `void`: the steps so far were none: no backward had been seen when they were counted.
 - `state`: sums so far (`State`), at the first step, every two seconds, at enough steps, and at the end.
 - `enough`: the number of counted steps that was asked for is there.
@@ -107,13 +109,23 @@ class Loader(msgspec.Struct, frozen=True, kw_only=True):
     batches: int
     """That came while gradients were enabled."""
     batches_without_grad: int
-    samples: int
-    """The sum of the batches' first dimensions."""
     largest_batch: int | None
-    """The largest of them."""
+    """The largest first dimension of a batch."""
     backwards: int
     """Backwards before which at least one batch came since the last one: a training loader has as many as batches, or a
     fraction; one that is only evaluated has one per evaluation."""
+
+
+class Changed(msgspec.Struct, array_like=True, frozen=True):
+    """Which parameters of the optimizers are others after a step than after an earlier one, by all of their bits."""
+
+    first: int
+    """The earlier step."""
+    last: int
+    changed: int
+    """How many of those that were seen."""
+    seen: int
+    """Parameters that are there at both steps, and of which this process has a part; at least one."""
 
 
 class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,6 +178,7 @@ class _Line(msgspec.Struct, frozen=True):
     process: Process | None = None
     step: Step | None = None
     device: tuple[int, int] | None = None
+    changed: Changed | None = None
     void: int | None = None
     state: State | None = None
     enough: int | None = None
@@ -189,6 +202,8 @@ class Journal:
     state: State | None = None
     first_state: State | None = None
     """The first one after a step."""
+    changed: Changed | None = None
+    """None: it was not looked at, or could not be."""
     voided: int = 0
     """Calls that counted as steps until the first backward was seen."""
     enough: bool = False
@@ -240,7 +255,9 @@ class Journal:
             self._unix_minus_monotonic_ns = line.begin.unix_ns - line.begin.monotonic_ns
         elif line.void is not None:
             self.voided, self.steps, self.device_ns, self.enough = line.void, [], {}, False
-            self.first_state = None
+            self.first_state = self.changed = None
+        elif line.changed is not None:
+            self.changed = line.changed
         elif line.enough is not None:
             self.enough = True
         elif line.end is not None:

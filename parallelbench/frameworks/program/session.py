@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from parallelbench.errors import ConfigError, count_of
 from parallelbench.frameworks.program import amount, numbers
 from parallelbench.frameworks.program.child import (
+    COMPARED_FROM,
     CORES,
     ENOUGH,
     MARK,
@@ -22,6 +23,7 @@ from parallelbench.frameworks.program.child import (
     Place,
     environment,
     load,
+    own_bytes,
     script,
 )
 from parallelbench.frameworks.program.sources import written_since
@@ -35,6 +37,7 @@ from parallelbench.world.machine import node_name, this_machine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from parallelbench.config.run import RunConfig
     from parallelbench.frameworks.program import Program
@@ -54,6 +57,8 @@ _WARNED_S = 3.0
 """How long a supervisor may take to pass on why a program was signalled."""
 _LOOK_S = 0.5
 """How often the program's processes and journals are looked at."""
+_LOOKS_AT_MEMORY = 20
+"""Looks from one at the memory of the ranks' own processes to the next."""
 
 
 class ProgramSession(Session):
@@ -82,6 +87,8 @@ class ProgramSession(Session):
         """Processes that still ran when the command had ended."""
         self._peaks: dict[int, int] = {}
         """Process id → its peak of resident memory, bytes."""
+        self._workers: dict[int, int] = {}
+        """Process id of a rank → most memory that only the processes below it held, bytes."""
         program = self._program
         self._output = Output(step=program.step_pattern, loss=program.loss_pattern, rate=program.rate_pattern)
         self._told = Told(attempt.path / f"steps-node{self._world.node}")
@@ -95,7 +102,7 @@ class ProgramSession(Session):
         print(f"in {program.working_folder}:\n{script(self._run, place)}", flush=True)  # the log's first lines
         with ExitStack() as stack:
             if program.steps_by == "mark":
-                self._marks = Marks(self._attempt.path / "marks")
+                self._marks = Marks(self._marks_file)
                 stack.callback(self._marks.close)
             child = stack.enter_context(self._started(place))
             ended = self._followed(child)
@@ -108,6 +115,11 @@ class ProgramSession(Session):
         self._told.poll()
         self._record(child.started_at, ended_at, ended)
 
+    @property
+    def _marks_file(self) -> Path:
+        """A pipe, of this node alone."""
+        return self._attempt.path / f"marks-node{self._world.node}"
+
     def _started(self, place: Place) -> Child:
         cuda, here = self._world.device_type == "cuda", self._ranks_here
         threads = (
@@ -117,11 +129,13 @@ class ProgramSession(Session):
         variables[STEPS] = str(self._told.folder)
         variables[STEPS_OF] = "" if self._program.optimizer is None else str(self._program.optimizer)
         variables[ENOUGH] = "" if self._program.enough is None else str(self._program.enough)
+        # The last step of the warm-up may take longer for it: no window holds that.
+        variables[COMPARED_FROM] = str(self._program.warmup_steps - 1)
         if self._cores:
             groups = [self._cores[rank * threads : (rank + 1) * threads] for rank in range(here)]
             variables[CORES] = ";".join(",".join(map(str, group)) for group in groups)
         if self._marks is not None:
-            variables[MARK] = str(self._attempt.path / "marks")
+            variables[MARK] = str(self._marks_file)
         return Child(
             script(self._run, place),
             folder=self._program.working_folder,
@@ -150,7 +164,7 @@ class ProgramSession(Session):
                 reached_at = reached_at or time.monotonic()
                 # The host may have launched them long before the GPUs take them.
                 if not self._told.lags(enough) or time.monotonic() - reached_at > _LAG_S:
-                    self._look(child)
+                    self._look(child, last=True)
                     return None
             if time.monotonic() - moved_at > limit_s:
                 raise ConfigError(self._hangs(before, limit_s))
@@ -176,10 +190,14 @@ class ProgramSession(Session):
             if select.select(files, [], [], left_s)[0]:
                 self._take_marks()
 
-    def _look(self, child: Child) -> None:
+    def _look(self, child: Child, *, last: bool = False) -> None:
         seen = load(child, self._cores)
         self._loads.append(seen)
         self._peaks |= {pid: each.peak_bytes for pid, each in seen.processes.items() if each.peak_bytes}
+        if last or len(self._loads) % _LOOKS_AT_MEMORY == 0:  # the kernel walks through all of their pages
+            for rank in self._told.pids:
+                if (below := seen.below(rank)) and (held := own_bytes(below)) is not None:
+                    self._workers[rank] = max(held, self._workers.get(rank, 0))
 
     def _take_marks(self) -> None:
         if self._marks is not None:
@@ -229,6 +247,12 @@ class ProgramSession(Session):
         steps = min((len(rank.ends_at) for rank in ranks), default=0)
         self._require_success(code, steps)
         steps = min(self._world.gather(steps))
+        everywhere = [rank for of_node in self._world.gather([rank.rank for rank in ranks]) for rank in of_node]
+        if len(everywhere) > len({*everywhere}) and program.steps_by == "mark":
+            raise ConfigError(
+                "ranks of several nodes wrote the same number to the file that $PARALLELBENCH_MARK names: begin each "
+                "line with RANK, which counts over all nodes, and not with LOCAL_RANK"
+            )
         self._told.require(run, self._world, ranks_here=self._ranks_here)
         foreign = self._told.environment
         if "threads" in foreign:  # of a process that drives several devices, those of each
@@ -280,7 +304,9 @@ class ProgramSession(Session):
     def _ranks(self, started_at: float, ended_at: float) -> list[RankSteps]:
         """This node's ranks, as what tells steps here knows them."""
         if self._program.steps_by == "command":
-            return [RankSteps(ends_at=self._command_times or [started_at, ended_at])]
+            # On several nodes each one's share of the command stands for a rank.
+            node = self._world.node
+            return [RankSteps(rank=node, ends_at=self._command_times or [started_at, ended_at])]
         if self._program.steps_by == "pattern":
             return [RankSteps(ends_at=self._output.steps_at)]
         return self._told.ranks()
@@ -367,6 +393,9 @@ class ProgramSession(Session):
                     row[f"peak_{kind}_bytes"] = sum(held)
                     row[f"peak_{kind}_bytes_by_device"] = ",".join(map(str, held))
             row["host_peak_rss_bytes"] = self._peaks.get(rank.pid or 0)
+            if below := self._below(rank.pid, started_at, finished_at):
+                row["loader_cpu_time_s"] = math.fsum(of_each.get(pid, 0.0) for pid in below)
+                row["loader_memory_bytes"] = self._workers.get(rank.pid or 0)
             rows.append({name: row[name] for name in _COLUMNS["ranks"]})
         self._journal.write("ranks", rows)
         self._journal.write("steps", self._step_rows(epoch, window, ranks))
@@ -382,6 +411,11 @@ class ProgramSession(Session):
             row |= {"epoch": epoch, "steps": window.steps, "train_samples": taken, "finished_at": finished_at}
             self._journal.write("epochs", [row])
             self._journal.commit()
+
+    def _below(self, rank: int | None, started_at: float, finished_at: float) -> set[int]:
+        """Processes that a rank had in a window, as a DataLoader's workers are."""
+        looks = [each for each in self._loads if started_at <= each.at <= finished_at + _LOOK_S]
+        return {pid for each in looks for pid in each.below(rank)} if rank is not None else set()
 
     def _step_rows(self, epoch: int, window: Window, ranks: Sequence[RankSteps]) -> list[Row]:
         count = min(window.steps, self._run.measure.steps_sampled)

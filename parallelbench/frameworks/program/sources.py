@@ -7,27 +7,37 @@ import itertools
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from parallelbench.errors import ConfigError
 from parallelbench.measure.git import GitError, said
 from parallelbench.results.folder import is_configuration_of_run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
 _DIGITS = 16
+_MOST_NAMED = 500
+"""Most files that are remembered by name."""
 _SUFFIXES = (".py", ".pyx", ".sh", ".cu", ".cuh", ".cpp", ".cc", ".c", ".h")
 """Of code. Other files that Git doesn't know are data, or what the program writes."""
 _MOST_FILES, _MOST_BYTES = 20_000, 4 << 20
 """Most files of a folder, and the largest one, that are read."""
 
 
-def sources_of(folder: Path) -> str:
-    """`commit@digits`: of the working tree, the commit and all that differs from it; `files@digits` outside of Git.
+class Sources(NamedTuple):
+    """What a program's files hold."""
 
-    Outside of Git these are all files of code below the folder, without hidden ones, environments and results. Raises
-    `ConfigError` where there are too many.
+    identity: str
+    """`commit@digits`: of the working tree, the commit and all that differs from it; `files@digits` outside of Git."""
+    files: Mapping[str, str]
+    """Path → the first digits of what each of those files holds, that differ from the commit, or outside of Git of all;
+    none where they are too many to be remembered."""
+
+
+def sources_of(folder: Path) -> Sources:
+    """Of the repository that the folder is in, or, outside of Git, of all files of code below the folder, without
+    hidden ones, environments and results. Raises `ConfigError` where there are too many.
     """
     try:
         top = Path(said(folder, "rev-parse", "--show-toplevel"))
@@ -36,9 +46,23 @@ def sources_of(folder: Path) -> str:
         if not said(folder, "ls-files", "--", "."):
             raise GitError("the repository around it knows none of its files")
     except GitError:
-        return f"files@{_digest(folder, _below(folder))}"
+        files = _digests(folder, _below(folder))
+        return Sources(f"files@{_digest(files)}", _remembered(files))
     mine = sorted(top / line[3:] for line in changed if len(line) > 3 and _is_own(line[:2], Path(line[3:]), top))
-    return f"{commit[:12]}@{_digest(top, mine)}" if mine else commit[:_DIGITS]
+    files = _digests(top, mine)
+    return Sources(f"{commit[:12]}@{_digest(files)}" if files else commit[:_DIGITS], _remembered(files))
+
+
+def changed_files(folder: Path, before: Sources, now: Sources) -> list[str]:
+    """Names of files that two states of the sources differ in, in order; none where nobody remembers."""
+    names = {name for name in before.files.keys() | now.files.keys() if before.files.get(name) != now.files.get(name)}
+    commits = [each.identity.partition("@")[0] for each in (before, now)]
+    if commits[0] != commits[1] and "files" not in commits:
+        with suppress(GitError):  # the older commit may be gone
+            top = Path(said(folder, "rev-parse", "--show-toplevel"))
+            names |= {*said(top, "diff", "--name-only", "-z", *(each[:12] for each in commits)).split("\0")} - {""}
+    unknown = {each.identity for each in (before, now) if "@" in each.identity and not each.files}
+    return [] if unknown else sorted(names)
 
 
 def written_since(folder: Path, moment: float) -> list[str]:
@@ -96,18 +120,31 @@ def _is_own(status: str, path: Path, top: Path) -> bool:
     return is_code and not any(_holds_runs(str(top / parent)) for parent in path.parents)
 
 
-def _digest(folder: Path, files: Iterable[Path]) -> str:
-    digest = hashlib.sha256()
+def _digests(folder: Path, files: Iterable[Path]) -> dict[str, str]:
+    """Path within the folder → digits of what the file holds."""
+    found = {}
     for path in files:
         try:
             if path.is_dir():  # a submodule, or a repository within this one
-                content = sources_of(path).encode()
+                content = sources_of(path).identity.encode()
             else:
                 content = path.read_bytes() if path.stat().st_size <= _MOST_BYTES else b"large"
         except FileNotFoundError:  # deleted, which is a change, too
             content = b"none"
         except OSError as error:
             raise ConfigError(f"{path} can't be read: {error.strerror}; it is a part of the program") from None
-        digest.update(os.fsencode(f"{path.relative_to(folder)}\0{len(content)}\0"))
-        digest.update(content)
+        found[str(path.relative_to(folder))] = hashlib.sha256(content).hexdigest()[:_DIGITS]
+    return found
+
+
+def _digest(files: Mapping[str, str]) -> str:
+    digest = hashlib.sha256()
+    for name, digits in files.items():
+        digest.update(os.fsencode(f"{name}\0{digits}\0"))
     return digest.hexdigest()[:_DIGITS]
+
+
+def _remembered(files: Mapping[str, str]) -> Mapping[str, str]:
+    """As a configuration can hold them: names of files may be bytes that are no text."""
+    shown = {os.fsencode(name).decode(errors="replace"): digits[:8] for name, digits in files.items()}
+    return shown if len(shown) <= _MOST_NAMED else {}

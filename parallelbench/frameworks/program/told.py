@@ -129,6 +129,20 @@ class Told:
                 raise ConfigError(f"what a rank said of its steps is damaged ({journal.path}): submit again")
         if world.device_type == "cuda":
             self._require_gpus(run, processes)
+        self._require_changes(world)
+
+    def _require_changes(self, world: ProgramWorld) -> None:
+        """Raise `ConfigError` where no parameter of any rank has changed: hooks fire for steps that do nothing, too."""
+        seen = [each.changed for each in self._training if each.changed]
+        whole = len(seen) == len(self._training)
+        # A node's ranks may hold frozen layers only.
+        changed = sum(world.gather(sum(each.changed for each in seen) if whole else 1))
+        if seen and not changed:
+            raise ConfigError(
+                f"steps {seen[0].first + 1:,} to {seen[0].last:,} changed no parameter of its optimizers: their times "
+                "are not those of training. Is the learning rate 0, the loss detached, every gradient None or NaN, or "
+                "does the optimizer hold other parameters than the model's?"
+            )
 
     def _require_gpus(self, run: RunConfig, processes: Sequence[Journal]) -> None:
         held = [each for journal in processes if journal.state for each in journal.state.memory]
@@ -175,6 +189,9 @@ class Told:
         if first and (first.captured or first.whole_graph):
             yield "some updates are in a CUDA graph or in one compiled graph, where nobody can count them"
         untimed = [each for each in self._on_gpus if len(each.device_ns) < (program.enough or len(each.steps)) - 1]
+        still = [str(_rank(each, 0)) for each in processes if each.changed and not each.changed.changed]
+        if still:
+            yield f"no parameter of {count_of(len(still), 'rank')} changed (rank {', '.join(still)}), but others' did"
         if untimed:
             yield (
                 f"the GPUs of {count_of(len(untimed), 'rank')} did not tell when they took each step, so windows are "

@@ -19,7 +19,7 @@ from parallelbench.models.resnet import ResNet
 from parallelbench.optim.losses import CrossEntropy
 from parallelbench.optim.metrics import NoMetric
 from parallelbench.optim.optimizers import Adagrad, Adam, AdamW, Sgd
-from parallelbench.strategies.shared_refusals import one_device, some_worker, two_devices
+from parallelbench.strategies.shared_refusals import on_one_node, one_device, some_worker, two_devices
 
 if TYPE_CHECKING:
     from parallelbench.config.components import Arrays
@@ -109,7 +109,7 @@ class TensorFlowStrategy(Strategy, frozen=True, kw_only=True):
             f"preprocess.engine={run.preprocess.engine} {who}: it is torch's",
             ("preprocess.engine=none preprocess.recipe=null", "strategy"),
         )
-        yield run.nodes > 1 and not self.spans_nodes, f"nodes={run.nodes} {who}", ("nodes=1", "strategy")
+        yield run.nodes > 1 and not self.spans_nodes, f"nodes={run.nodes} {who}", (on_one_node(run), "strategy")
         for key, (only, why) in ({"compile": (False, self.instead_of_compile)} | _OF_TORCH).items():
             value = attrgetter(key)(run)
             yield value != only, f"{key}={str(value).lower()} {who}: {why}", (f"{key}={str(only).lower()}", "strategy")

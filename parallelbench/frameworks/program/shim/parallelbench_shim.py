@@ -5,7 +5,7 @@ PARALLELBENCH_STEPS names a folder. A process that runs a backward or an optimiz
 `parallelbench.frameworks.program.journals` says what its lines mean, and reads them.
 
 It runs inside other people's programs, with their Python (≥ 3.8): only the standard library, no process, no thread, no
-exception of its own, no wait for a device.
+exception of its own, no wait for a device until all steps that are timed are there.
 
 A step is the first outermost call of an optimizer's `step` after a backward. It ends when that call returns, or, where
 the optimizer steps within the backward, when the backward does. Where no backward was ever seen, each outermost call
@@ -20,6 +20,7 @@ import functools
 import os
 import sys
 import time
+import weakref
 from collections import deque
 from threading import Lock, get_ident
 
@@ -34,6 +35,10 @@ ENOUGH = "PARALLELBENCH_ENOUGH"
 """Variable: the number of counted steps after which the journal says at once that they are there."""
 STEPS_OF = "PARALLELBENCH_STEPS_OF"
 """Variable: the optimizer that marks a step, numbered from 0 in the order of their first steps. Empty: any."""
+COMPARED_FROM = "PARALLELBENCH_COMPARED_FROM"
+"""Variable: the step after which the optimizers' parameters are first looked at, at the next backward; without it, the
+first. They are looked at again at enough steps; where nobody says how many these are, after twice as many, and so on
+until they have changed."""
 CORES = "PARALLELBENCH_CORES"
 """Variable: cores of each local rank, as in `0,1;2,3`; of every process, where there is one group."""
 PINNED = "PARALLELBENCH_PINNED"
@@ -56,10 +61,11 @@ clock = time.monotonic_ns
 class Optimizer:
     """What is known of one optimizer."""
 
-    __slots__ = ("before", "counted", "device", "marked_at", "marks", "name", "number", "outermost", "raw")
+    __slots__ = ("before", "counted", "device", "itself", "marked_at", "marks", "name", "number", "outermost", "raw")
 
     def __init__(self, optimizer: Any) -> None:
         self.name = type(optimizer).__name__
+        self.itself = known_or_none(weakref.ref, optimizer)
         self.number: int | None = None  # of its first outermost call
         self.raw = self.outermost = self.marks = self.counted = 0
         self.marked_at = 0
@@ -73,11 +79,11 @@ class Optimizer:
 class Loader:
     """What is known of the DataLoaders that look the same."""
 
-    __slots__ = ("backwards", "batch_size", "batches", "batches_without_grad", "key", "largest_batch", "samples")
+    __slots__ = ("backwards", "batch_size", "batches", "batches_without_grad", "key", "largest_batch")
 
     def __init__(self, key: tuple[Any, ...]) -> None:
         self.key, self.batch_size = key, key[3]
-        self.batches = self.batches_without_grad = self.samples = self.backwards = 0
+        self.batches = self.batches_without_grad = self.backwards = 0
         self.largest_batch: int | None = None
 
     def row(self) -> dict[str, Any]:
@@ -90,7 +96,6 @@ class Loader:
             "workers": workers,
             "batches": self.batches,
             "batches_without_grad": self.batches_without_grad,
-            "samples": self.samples,
             "largest_batch": self.largest_batch,
             "backwards": self.backwards,
         }
@@ -117,6 +122,8 @@ class Recorder:
         "captured",
         "carried",
         "chosen",
+        "compare_at",
+        "compared_from",
         "counted_at",
         "cuda",
         "depth",
@@ -131,6 +138,7 @@ class Recorder:
         "file",
         "folder",
         "grads",
+        "has_grads",
         "identity",
         "lines",
         "loaders",
@@ -140,13 +148,14 @@ class Recorder:
         "off",
         "optimizers",
         "others",
+        "own_before_ns",
         "own_ns",
         "pid",
         "runs",
         "since_backwards",
         "since_grads",
-        "since_own_ns",
         "stated_ns",
+        "sums",
         "threads",
         "torch",
         "unwritten",
@@ -155,8 +164,11 @@ class Recorder:
 
     def __init__(self, torch: Any, folder: str) -> None:
         self.torch, self.folder, self.pid = torch, folder, os.getpid()
+        self.has_grads = torch.is_grad_enabled
         self.chosen = number_of(STEPS_OF)
         self.enough = number_of(ENOUGH)
+        self.compared_from = number_of(COMPARED_FROM) or 1
+        self.compare_at = self.enough or 2 * self.compared_from
         self.threads: dict[int, Thread] = {}
         self.lock = Lock()
         self.off = not folder
@@ -166,10 +178,10 @@ class Recorder:
         self.runs = 0  # backwards, as `backward` or `grad`, each numbered from 1
         self.depth = 0  # of backwards within each other
         self.carried: dict[Optimizer, None] = {}  # that stepped within the open backward
-        self.backwards = self.grads = 0
-        self.since_backwards = self.since_grads = 0  # since the last counted step
+        self.backwards = self.grads = 0  # before the last counted step
+        self.since_backwards = self.since_grads = 0  # the same, since the last counted step
         self.ended_ns = self.before_ns = 0  # the end of that step; from there to the first backward
-        self.own_ns = self.since_own_ns = 0
+        self.own_ns = self.own_before_ns = 0  # of the shim itself; until the last counted step
         self.captured = 0
         self.whole_graph = False
         self.optimizers: dict[tuple[int, type], Optimizer] = {}
@@ -177,6 +189,7 @@ class Recorder:
         self.numbered = 0
         self.loaders: dict[tuple[Any, ...], Loader] = {}
         self.fetched: dict[Loader, None] = {}  # that gave a batch since the last backward
+        self.sums: list[tuple[Any, Any]] = []  # (parameter, sum of its bits) after `compared_from` steps
         # CUDA.
         self.cuda = torch.cuda.is_initialized()  # looked at anew when the journal is written
         self.events: deque[tuple[int, Any]] = deque()
@@ -200,20 +213,17 @@ class Recorder:
 
     # Steps
 
-    def enter(self, optimizer: Any, frame: Any) -> None:
-        """A call of an optimizer's step begins."""
-        steps = self.thread().steps
-        if steps:  # another one is open, or was left by an exception
-            open_frames, outer = set(), frame.f_back
-            while outer is not None:
-                open_frames.add(id(outer))
-                outer = outer.f_back
-            steps[:] = [step for step in steps if step[0] in open_frames]
-        steps.append((id(frame), id(optimizer)))
+    def close_left(self, steps: list[tuple[int, int]], frame: Any) -> None:
+        """Forget calls of a step that an exception has left; the others are open around this frame."""
+        open_frames, outer = set(), frame.f_back
+        while outer is not None:
+            open_frames.add(id(outer))
+            outer = outer.f_back
+        steps[:] = [step for step in steps if step[0] in open_frames]
 
     def leave(self, optimizer: Any, frame: Any, now: int) -> None:
         """It ends."""
-        thread, place = self.thread(), 0
+        thread, place = self.threads.get(get_ident()) or self.thread(), 0
         steps = thread.steps
         if len(steps) == 1:
             steps.clear()
@@ -261,11 +271,14 @@ class Recorder:
         self.counted_at = self.runs
         self.number += 1
         optimizer.counted += 1
-        wait_ns, own_ns, backwards, grads = thread.wait_ns, self.since_own_ns, self.since_backwards, self.since_grads
-        self.lines.append((self.number, now, wait_ns, backwards, grads, own_ns, optimizer.number, self.before_ns))
-        self.ended_ns, self.before_ns = now, 0
-        thread.wait_ns = self.since_backwards = self.since_grads = self.since_own_ns = 0
-        if self.number in (1, self.enough):
+        own_ns, backwards, grads = self.own_ns - self.own_before_ns, self.since_backwards, self.since_grads
+        self.backwards += backwards
+        self.grads += grads
+        line = (self.number, now, thread.wait_ns, backwards, grads, own_ns, optimizer.number, self.before_ns)
+        self.lines.append(line)
+        self.ended_ns, self.before_ns, self.own_before_ns = now, 0, self.own_ns
+        thread.wait_ns = self.since_backwards = self.since_grads = 0
+        if self.number in (1, self.enough, self.compare_at):
             self.due_ns = 0
         if self.cuda:
             self.mark_device(optimizer)
@@ -280,23 +293,27 @@ class Recorder:
             self.lines.append(f'{{"void":{self.number}}}')
             self.number, self.enough, self.began = 0, number_of(ENOUGH), False
             self.events.clear()
+            self.sums.clear()
+            self.compare_at = self.enough or 2 * self.compared_from
             for optimizer in self.optimizers.values():
                 optimizer.marks = optimizer.counted = 0
         self.runs += 1
-        for loader in self.fetched:
-            loader.backwards += 1
-        self.fetched.clear()
+        if self.fetched:
+            for loader in self.fetched:
+                loader.backwards += 1
+            self.fetched.clear()
+        if self.number == self.compared_from and not self.sums:  # all optimizers have had their turn
+            self.sums = self.summed()
 
     def end_backward(self, accumulated: bool, now: int) -> None:
         """The time of steps that it carried is that of its end."""
-        self.depth = max(self.depth - 1, 0)
-        if self.depth:
+        self.depth -= 1
+        if self.depth > 0:
             return
+        self.depth = 0
         if accumulated:
-            self.backwards += 1
             self.since_backwards += 1
         else:
-            self.grads += 1
             self.since_grads += 1
         if not self.carried:
             return
@@ -305,28 +322,58 @@ class Recorder:
             for optimizer in carried:
                 self.stepped(optimizer, thread, now)
 
+    # Parameters
+
+    def summed(self) -> list[tuple[Any, Any]]:
+        """A sum over the bits of each parameter of all optimizers, on its device: nobody waits for it.
+
+        Counters of in-place updates would cost less, and miss updates by fused kernels and by way of `.data`.
+        """
+        found: dict[int, Any] = {}
+        if self.cuda and self.torch.cuda.is_current_stream_capturing():
+            return []
+        for optimizer in list(self.optimizers.values()):
+            itself = optimizer.itself() if optimizer.itself is not None else None
+            for group in getattr(itself, "param_groups", ()):
+                found.update((id(parameter), parameter) for parameter in group.get("params", ()))
+        sums = [(parameter, known_or_none(sum_of_bits, self.torch, parameter)) for parameter in found.values()]
+        return [(known_or_none(weakref.ref, parameter), of_bits) for parameter, of_bits in sums if of_bits is not None]
+
+    def compare(self) -> None:
+        """Note how many parameters are others than when they were first looked at; waits for their devices."""
+        pairs = []
+        for reference, before in self.sums:
+            parameter = reference() if reference is not None else None
+            after = known_or_none(sum_of_bits, self.torch, parameter) if parameter is not None else None
+            if after is not None:
+                pairs.append((before, after))
+        changed = known_or_none(count_unlike, self.torch, pairs)
+        if pairs and changed is not None:
+            self.lines.append(f'{{"changed":[{self.compared_from},{self.number},{changed},{len(pairs)}]}}')
+        if changed or self.enough is not None:
+            self.sums = []
+        self.compare_at = 2 * self.number
+
     # Batches
 
     def fetch(self, iterator: Any, batch: Any, came: bool) -> None:
         """A DataLoader's next has ended."""
         if not came:
             return
-        loader = self.loader_of(iterator)
-        if self.torch.is_grad_enabled():
+        known = iterator.__dict__.get("_parallelbench_loader")
+        loader = known[1] if known is not None and known[0] is self else self.loader_of(iterator)
+        if self.has_grads():
             loader.batches += 1
         else:
             loader.batches_without_grad += 1
-        size = samples_of(batch, loader.batch_size, self.torch.Tensor)
-        if size is not None:
-            loader.samples += size
-            loader.largest_batch = max(size, loader.largest_batch or 0)
+        if loader.largest_batch is None or loader.largest_batch != loader.batch_size:  # none is larger than that
+            size = samples_of(batch, loader.batch_size, self.torch.Tensor)
+            if size is not None:
+                loader.largest_batch = max(size, loader.largest_batch or 0)
         self.fetched[loader] = None
 
     def loader_of(self, iterator: Any) -> Loader:
         """Those that look the same are one: programs make new ones in each epoch."""
-        known = iterator.__dict__.get("_parallelbench_loader")
-        if known is not None and known[0] is self:
-            return known[1]  # type: ignore[no-any-return]
         sampler, length = getattr(iterator, "_index_sampler", None), None
         if getattr(iterator, "_dataset_kind", None) == 0:
             length = known_or_none(len, iterator._dataset)
@@ -379,12 +426,14 @@ class Recorder:
             self.cuda = self.torch.cuda.is_initialized()
             enough = self.enough is not None and self.number >= self.enough
             first = self.number > 0 and not self.began
-            cuda = self.torch.cuda
-            if self.events and not cuda.is_current_stream_capturing():
+            capturing = self.cuda and self.torch.cuda.is_current_stream_capturing()
+            if self.events and not capturing:
                 self.read_events()
             if last or enough or first or now - self.stated_ns >= STATE_NS:
                 self.stated_ns, self.began = now, self.number > 0
                 self.state()
+            if self.sums and self.number >= self.compare_at and not capturing:
+                self.compare()
             if enough:
                 self.lines.append(f'{{"enough":{self.number}}}')
                 self.enough = None
@@ -456,8 +505,8 @@ class Recorder:
             "monotonic_ns": clock(),
             "unix_ns": time.time_ns(),
             "steps": self.number,
-            "backwards": self.backwards,
-            "grads": self.grads,
+            "backwards": self.backwards + self.since_backwards,
+            "grads": self.grads + self.since_grads,
             "own_ns": self.own_ns,
             "captured": self.captured,
             "whole_graph": self.whole_graph,
@@ -497,7 +546,7 @@ def start() -> None:
     try:
         torch: Any = sys.modules["torch"]
         recorder = Recorder(torch, os.path.abspath(folder))
-        compiling = torch.compiler.is_compiling
+        compiling = torch.compiler.is_dynamo_compiling  # `is_compiling` calls two more functions
         hook_optimizers()
         hook_backward(torch)
         hook_loaders()
@@ -562,10 +611,12 @@ def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     if known is None or known.off:
         return
     try:
-        known.enter(optimizer, sys._getframe(1))
-        took = clock() - start
-        known.own_ns += took
-        known.since_own_ns += took
+        frame = sys._getframe(1)
+        steps = (known.threads.get(get_ident()) or known.thread()).steps
+        if steps:
+            known.close_left(steps, frame)
+        steps.append((id(frame), id(optimizer)))
+        known.own_ns += clock() - start
     except Exception as error:
         note_fault(error)
 
@@ -582,9 +633,7 @@ def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         known.leave(optimizer, sys._getframe(1), now)
         if now >= known.due_ns:
             known.write(now)
-        took = clock() - now
-        known.own_ns += took
-        known.since_own_ns += took
+        known.own_ns += clock() - now
     except Exception as error:
         note_fault(error)
 
@@ -631,9 +680,7 @@ def around_backward(run: Callable[..., Any], accumulate: bool = False) -> Callab
             known.end_backward(accumulate or bool(kwargs.get("accumulate_grad")), now)
             if now >= known.due_ns:
                 known.write(now)
-            took = clock() - now + before - start
-            known.own_ns += took
-            known.since_own_ns += took
+            known.own_ns += clock() - now + before - start
         except Exception as error:
             note_fault(error)
         return result
@@ -649,7 +696,7 @@ def around_next(fetch: Callable[[Any], Any]) -> Callable[[Any], Any]:
         known = recorder
         if known is None or known.off:
             return fetch(iterator)
-        thread = known.thread()
+        thread = known.threads.get(get_ident()) or known.thread()
         if thread.fetching:
             return fetch(iterator)
         thread.fetching = True
@@ -664,9 +711,7 @@ def around_next(fetch: Callable[[Any], Any]) -> Callable[[Any], Any]:
             thread.wait_ns += now - start
             try:
                 known.fetch(iterator, batch, came)
-                took = clock() - now
-                known.own_ns += took
-                known.since_own_ns += took
+                known.own_ns += clock() - now
             except Exception as error:
                 note_fault(error)
         return batch
@@ -843,6 +888,37 @@ def steps_before(optimizer: Any) -> int | None:
     except Exception:
         pass
     return None
+
+
+def sum_of_bits(torch: Any, parameter: Any) -> Any:
+    """Of this process's part of it, as a scalar on its device; None where it has none."""
+    own = getattr(parameter, "_local_tensor", parameter).detach()  # of a DTensor, whose sum would be a collective
+    if not own.numel():
+        return None
+    if own.is_complex():
+        own = torch.view_as_real(own)
+    size = own.element_size()
+    whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size]
+    per_word = 8 // size  # sums over long words are ten times as fast
+    if not own.is_contiguous() or own.storage_offset() % per_word:
+        return own.view(whole).sum()
+    own = own.view(-1)
+    cut = own.numel() - own.numel() % per_word
+    return own[:cut].view(torch.int64).sum() + own[cut:].view(whole).sum()
+
+
+def count_unlike(torch: Any, pairs: list[tuple[Any, Any]]) -> int:
+    """How many pairs of scalars differ; one wait for each device."""
+    of_devices: dict[Any, list[tuple[Any, Any]]] = {}
+    for pair in pairs:
+        of_devices.setdefault(pair[0].device, []).append(pair)
+    unlike = [torch.stack(column[0]) != torch.stack(column[1]) for column in map(transposed, of_devices.values())]
+    return sum(int(each.sum()) for each in unlike)
+
+
+def transposed(pairs: list[tuple[Any, Any]]) -> tuple[list[Any], list[Any]]:
+    """Pairs as two lists."""
+    return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
 
 
 def samples_of(batch: Any, batch_size: int | None, tensor: Any) -> int | None:
