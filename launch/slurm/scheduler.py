@@ -207,7 +207,7 @@ def run_to_its_end(script: str, *, job: str, folder: Path, show: Callable[[str],
     shown = 0
     try:
         answer = tell(["sbatch", "--parsable"], script=script)
-        number = (re.findall(r"^(\d+)(?:;.*)?$", answer, re.MULTILINE) or [""])[-1]
+        number = job_number(answer)
         while True:
             ended = _ended_with(number)
             with suppress(OSError), (folder / f"{number}_0_log.out").open("rb") as file:
@@ -224,9 +224,25 @@ def run_to_its_end(script: str, *, job: str, folder: Path, show: Callable[[str],
         raise
 
 
+def job_number(answer: str) -> str:
+    """The id in what `sbatch --parsable` printed; a script in its place may print lines of its own.
+
+    Raises `SchedulerError` where there is none: a job may wait all the same.
+    """
+    found = re.findall(r"^(\d+)(?:;.*)?$", answer, re.MULTILINE)
+    if not found:
+        raise SchedulerError(f"sbatch named no job, but said {one_line(answer)!r}: see `squeue --me`")
+    return str(found[-1])
+
+
 def _ended_with(job: str) -> int | None:
     """The exit code of a job, 1 where a signal or Slurm has ended it; None while it waits or runs."""
-    said = ask(["scontrol", "--oneliner", "show", "job", job], patient=True)
+    try:
+        said = ask(["scontrol", "--oneliner", "show", "job", job], patient=True)
+    except SchedulerError as error:
+        if "Invalid job id" in str(error):  # Slurm forgets a job minutes after its end
+            return 1
+        raise
     state, code = re.search(r"\bJobState=(\S+)", said), re.search(r"\bExitCode=(\d+):(\d+)", said)
     if state is None or state[1] in _NOT_OVER:
         return None

@@ -261,6 +261,12 @@ def test_a_job_that_is_waited_for_ends_with_its_exit_code(
     assert waited_for(tmp_path, monkeypatch, f"{seen}; {more}; touch {tmp_path}/seen") == (code, "half a line more\n")
 
 
+def test_a_job_that_slurm_has_forgotten_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1"
+    monkeypatch.setattr(scheduler, "PAUSES_S", ())
+    assert waited_for(tmp_path, monkeypatch, gone)[0] == 1
+
+
 def test_a_job_that_is_waited_for_is_cancelled_with_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

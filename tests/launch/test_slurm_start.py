@@ -172,6 +172,6 @@ def test_a_site_of_ones_own_is_found(
     monkeypatch.setattr(scheduler, "run_to_its_end", lambda *_, **__: 0)
     arguments = ["gpu-check", "--conf", str(conf.parent), "site=mine", f"results={tmp_path / 'results'}"]
     assert main([*arguments, "--rehearse", "--only=strategy *"]) == 0
-    assert asked == [["fast", "--rehearse", "--only=strategy *"]]
+    assert asked[-1] == ["fast", "--rehearse", "--only=strategy *"]
     assert main([*arguments, "site.gpus_per_node=-1"]) == 2
     assert "gpu-check: site.gpus_per_node=-1" in capsys.readouterr().err
