@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
-import re
 import shlex
 import sys
 import tempfile
@@ -72,8 +71,7 @@ def queue_report(run: RunConfig) -> str:
     try:
         job = _that_starts(report_job(run))
         answer = scheduler.tell(["sbatch", "--parsable"], script=report_script(run, waits_for, job))
-        # A script in sbatch's place may print lines of its own.
-        number = (re.findall(r"^(\d+)(?:;.*)?$", answer, re.MULTILINE) or ["of unknown number"])[-1]
+        number = scheduler.job_number(answer) or "of unknown number"
         if former:
             scheduler.tell(["scancel", *former])
     except SchedulerError as error:

@@ -207,7 +207,8 @@ def run_to_its_end(script: str, *, job: str, folder: Path, show: Callable[[str],
     shown = 0
     try:
         answer = tell(["sbatch", "--parsable"], script=script)
-        number = job_number(answer)
+        if not (number := job_number(answer)):
+            raise SchedulerError(f"sbatch named no job, but said {one_line(answer)!r}: see `squeue --me`")
         while True:
             ended = _ended_with(number)
             with suppress(OSError), (folder / f"{number}_0_log.out").open("rb") as file:
@@ -225,14 +226,10 @@ def run_to_its_end(script: str, *, job: str, folder: Path, show: Callable[[str],
 
 
 def job_number(answer: str) -> str:
-    """The id in what `sbatch --parsable` printed; a script in its place may print lines of its own.
-
-    Raises `SchedulerError` where there is none: a job may wait all the same.
+    """The id in what `sbatch --parsable` printed, empty where there is none; a script in its place may print lines of
+    its own.
     """
-    found = re.findall(r"^(\d+)(?:;.*)?$", answer, re.MULTILINE)
-    if not found:
-        raise SchedulerError(f"sbatch named no job, but said {one_line(answer)!r}: see `squeue --me`")
-    return str(found[-1])
+    return str(([""] + re.findall(r"^(\d+)(?:;.*)?$", answer, re.MULTILINE))[-1])
 
 
 def _ended_with(job: str) -> int | None:
