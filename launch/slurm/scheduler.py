@@ -229,7 +229,7 @@ def job_number(answer: str) -> str:
     """The id in what `sbatch --parsable` printed, empty where there is none; a script in its place may print lines of
     its own.
     """
-    return str(([""] + re.findall(r"^(\d+)(?:;.*)?$", answer, re.MULTILINE))[-1])
+    return str(["", *re.findall(r"^(\d+)(?:;.*)?$", answer, re.MULTILINE)][-1])
 
 
 def _ended_with(job: str) -> int | None:

@@ -84,7 +84,7 @@ class Container(Node, frozen=True, kw_only=True):
     """What starts it, and what is in it."""
 
     runtime: Literal["apptainer", "singularity", "pyxis"]
-    """`apptainer exec` before the job's program; or `srun --container-image`, which Slurm's plugin Pyxis takes."""
+    """`apptainer exec` before what srun starts; or `srun --container-image`, which Slurm's plugin Pyxis takes."""
     image: Image
     """The image, with this suite installed in the version that submits."""
     python: Interpreter = "python"
@@ -297,7 +297,7 @@ class Site(Node, frozen=True, kw_only=True):
     setup: list[str]
     """Shell lines to run before the job's program; only from the site's file, never from the command line."""
     container: Container | None
-    """The container that jobs run in; null: none."""
+    """The container that runs train in; null: none."""
     price_per_device_hour: Rate | None
     """What an hour of one device costs, in whatever currency; `cost` of a run is in the same. null: not known."""
     grams_co2_per_kwh: Rate | None
