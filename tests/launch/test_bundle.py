@@ -153,9 +153,9 @@ def repacked(tmp_path: Path, change: Callable[[Members], None]) -> Path:
         (lambda m: m.pop("changed/a/one.txt"), "a/one.txt is missing, and in SHA256SUMS"),
         (lambda m: m.pop("changed/SHA256SUMS"), "SHA256SUMS is missing or unreadable"),
         (lambda m: m.update({"changed/SHA256SUMS": b"nonsense"}), "SHA256SUMS is missing or unreadable"),
-        (lambda m: m.update({"../up.txt": b"x"}), "'../up.txt' would be extracted to"),
-        (lambda m: m.update({"changed/../../up.txt": b"x"}), "'changed/../../up.txt' would be extracted to"),
-        (lambda m: m.update({"/up.txt": b"x"}), "it holds 2 files and folders"),
+        (lambda m: m.update({"../up.txt": b"x"}), "../up.txt would be unpacked elsewhere"),
+        (lambda m: m.update({"changed/../../up.txt": b"x"}), "changed/../../up.txt would be unpacked elsewhere"),
+        (lambda m: m.update({"/up.txt": b"x"}), "/up.txt would be unpacked elsewhere"),
         (lambda m: m.update({"changed/./up.txt": b"x"}), "up.txt is not in SHA256SUMS"),
         (lambda m: m.update({"other/up.txt": b"x"}), "it holds 2 files and folders"),
         (lambda m: m.update({"changed/a/one.txt/up.txt": b"x"}), "can't write"),
@@ -199,7 +199,7 @@ def test_a_link_within_a_bundle_is_no_file_of_it(tmp_path: Path, listed: bool) -
         link.type, link.linkname = tarfile.SYMTYPE, "one"
         archive.addfile(link)
     (tmp_path / "into").mkdir()
-    with pytest.raises(ConfigError, match="two is missing" if listed else "two is not in SHA256SUMS"):
+    with pytest.raises(ConfigError, match="a/two is no plain file"):
         unpack(path, tmp_path / "into")
 
 
