@@ -44,6 +44,10 @@ _NEVER_MET = {
 """Failure of a node's rendezvous → the reason."""
 _SIGNALLED = "SignalException"
 """What torchrun raises where it is ended by a signal before its ranks begin, as at a preemption."""
+_SIGNAL_CODES = 128
+"""Exit codes beyond it are those of shells and of srun where a signal has ended a process."""
+_STEP_FAILED = re.compile(rb"^srun: error: (?!.*task \S+ Exited)(.*)$", re.MULTILINE)
+"""What srun prints where Slurm could not start a step, or its container."""
 _RAISED = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception|Exit)\b", re.MULTILINE)
 """The line of a traceback that names the exception."""
 _MOST_WORDS = 200
@@ -120,9 +124,9 @@ def judge(attempt: Attempt, processes: int, returncode: int) -> tuple[OutcomeNam
         return "timeout", reason
     errors = sorted(rank_errors(attempt, processes), key=lambda error: error.time)
     said = {error.rank for error in errors}
-    logs = [log.read_bytes() for log in (attempt.log, *attempt.path.glob("log-node*.txt")) if log.exists()]
-    aborted = _aborted_by_nccl(logs)
-    errors += [error for error in _told_by_nccl(logs) if error.rank not in said | aborted]
+    log = attempt.log.read_bytes() if attempt.log.exists() else b""
+    aborted = _aborted_by_nccl(log)
+    errors += [error for error in _told_by_nccl(log) if error.rank not in said | aborted]
     codes = exit_codes(attempt, processes, returncode)
     was_killed = any(code < 0 for code in codes.values())
     if not errors and not was_killed and (unread := _unread(attempt, processes)):
@@ -147,8 +151,10 @@ def judge(attempt: Attempt, processes: int, returncode: int) -> tuple[OutcomeNam
         failures = {exits.failure for exits in read_exits(attempt.path, processes)}
         if never_met := next((reason for failure, reason in _NEVER_MET.items() if failure in failures), None):
             return "killed", f"no rank was started: {never_met}"
-        if _SIGNALLED in failures:
+        if _SIGNALLED in failures or returncode > _SIGNAL_CODES:
             return "killed", f"no rank was started{_last_words(attempt)}"
+        if step_failed := _STEP_FAILED.findall(log):
+            return "killed", f"no rank was started: {one_line(step_failed[0].decode(errors='replace'), _MOST_WORDS)}"
         if returncode > 0 and not errors and not was_killed:
             # What starts ranks has failed by itself, and will again: nobody killed it.
             return "error", f"no rank was started (exit code {returncode}){_last_words(attempt)}"
@@ -217,15 +223,15 @@ def _unread(attempt: Attempt, processes: int) -> list[int]:
     return [r for r, rows in enumerate(journals) if sum(row.get("table") == "ranks" for row in rows) < epochs]
 
 
-def _aborted_by_nccl(logs: Iterable[bytes]) -> set[int]:
+def _aborted_by_nccl(log: bytes) -> set[int]:
     """The ranks that NCCL has aborted because they waited too long."""
-    return {int(rank) for log in logs for rank in _NCCL_WAITED.findall(log)}
+    return {int(rank) for rank in _NCCL_WAITED.findall(log)}
 
 
-def _told_by_nccl(logs: Iterable[bytes]) -> list[RankError]:
+def _told_by_nccl(log: bytes) -> list[RankError]:
     """What ranks have failed by that NCCL's watchdog has ended; the first of each."""
     found: dict[int, RankError] = {}
-    for number, said in (each for log in logs for each in _NCCL_TOLD.findall(log)):
+    for number, said in _NCCL_TOLD.findall(log):
         rank, text = int(number), said.decode(errors="replace").strip()
         kind, reason = classify(RuntimeError(text))
         reason = text if kind == "error" else reason

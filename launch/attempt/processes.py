@@ -340,25 +340,29 @@ _GONE = "the warm process has ended"
 
 
 class WarmWorkers:
-    """One warm process per environment and cores: a library reads its variables when it is loaded, before the forks.
+    """The warm process of an environment and of cores: a library reads its variables when it is loaded, before forks.
 
-    And a new one for each repeat. Forks share the addresses of code and libraries, which make a process faster or
-    slower for its whole life: repeats that shared them would agree more than separate runs do.
+    A new one for each repeat. Forks share the addresses of code and libraries, which make a process faster or slower
+    for its whole life: repeats that shared them would agree more than separate runs do. One at a time: in a Slurm job
+    it is a step, which has all of the job's cores and memory.
 
-    A context; at its end the warm processes are gone. `start` starts runs that are not packed at its place.
+    A context; at its end the warm process is gone. `start` starts runs that are not packed at its place.
     """
 
     def __init__(self, place: Place | None = None) -> None:
         self._place = place or Here()
-        self._parents: dict[object, _Parent] = {}
+        self._parent: _Parent | None = None
 
     def __enter__(self) -> WarmWorkers:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for parent in self._parents.values():
-            parent.close()
-        self._parents.clear()
+        self._close()
+
+    def _close(self) -> None:
+        if self._parent is not None:
+            self._parent.close()
+        self._parent = None
 
     def start(self, training: Training, log: Any) -> Process:
         """Start the processes of a run; cold ones where a warm process can't be forked."""
@@ -367,25 +371,24 @@ class WarmWorkers:
             return refusal
         if refusal is not None:
             print(f"parallelbench: {training.folder.path.name} is started cold: {refusal}", flush=True)
+        self._close()
         return self._place.start(training, log)
 
     def _fork(self, training: Training, log: Any) -> WarmProcess | str:
         """The processes of one run, or why they can't be forked."""
         variables = environment(training.run, training.device_type, os.environ)
-        key = (frozenset(variables.items()), frozenset(os.sched_getaffinity(0)))
-        parent = self._parents.get(key)
-        if parent is None or parent.repeat != training.run.repeat or not parent.alive():
-            if parent is not None:
-                parent.close()
-            parent = self._parents[key] = _Parent(self._place, training, variables)
-        return parent.start(ForkRequest(arguments=training.arguments, processes=training.processes), log)
+        key = (training.run.repeat, frozenset(variables.items()), frozenset(os.sched_getaffinity(0)))
+        if self._parent is None or self._parent.key != key or not self._parent.alive():
+            self._close()
+            self._parent = _Parent(self._place, training, variables, key)
+        return self._parent.start(ForkRequest(arguments=training.arguments, processes=training.processes), log)
 
 
 class _Parent:
     """The warm process that the ranks of one repeat are forked from."""
 
-    def __init__(self, place: Place, training: Training, variables: dict[str, str]) -> None:
-        self.repeat = training.run.repeat
+    def __init__(self, place: Place, training: Training, variables: dict[str, str], key: object) -> None:
+        self.key = key
         with WarmDoor() as door:
             self.process = place.spawn(training, door.arguments(), variables)
             try:
@@ -431,7 +434,9 @@ class _Parent:
         return bool(select.select([self._socket], [], [], timeout_s)[0])
 
     def close(self) -> None:
-        self._socket.close()
+        self._socket.close()  # which ends it
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(timeout=GRACE_S)
         self.process.end()
 
 

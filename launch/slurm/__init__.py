@@ -1,1 +1,1 @@
-"""Slurm: the resources of a job, submission, the program on each node, and the scheduler's answers."""
+"""Slurm: the resources of a job, submission, the supervisor, the steps that it starts, and the scheduler's answers."""

@@ -26,6 +26,7 @@ from launch.attempt.processes import Training, WarmWorkers
 from launch.attempt.signals import action_of, heed, noting
 from launch.attempt.supervisor import Interrupted, NotBegun, carry_out, stoppable, supervise
 from launch.slurm import record, scheduler
+from launch.slurm.order import holds_back
 from launch.slurm.rendezvous import chosen
 from launch.slurm.sbatch import ENDS_AT, STARTED_AT
 from launch.slurm.scheduler import NoSlurmError, SchedulerError
@@ -94,11 +95,13 @@ class Job:
 
     @property
     def waited_s(self) -> float | None:
-        """From its submission to its start, s; None: it was started again, so it waited more than once."""
+        """From its submission to its start, s; None: it was started again, or waited for other jobs of its sweep."""
+        if self.restarts or self.submission.after or holds_back(self.submission):
+            return None
         started_at = float(os.environ.get(STARTED_AT, "0")) or (
             self.ends_at - 60.0 * self.submission.launcher.limit_min if self.ends_at else time.time()
         )
-        return None if self.restarts else max(0.0, started_at - self.submission.created_at)
+        return max(0.0, started_at - self.submission.created_at)
 
     def began(self, attempt: Attempt) -> bool:
         """Whether an earlier start of this job, or this one, began the attempt."""
@@ -164,15 +167,17 @@ def handling_signals(job: Job) -> Iterator[None]:
 
     The time limit's warning and a cancellation reach this process; that a preemption's grace begins, only the steps.
     """
-    interrupt = action_of(signal.SIGTERM)
+    interrupt, is_silent = action_of(signal.SIGTERM), False
 
     def warned(_: signal.Signals) -> None:
         job.warn(job.submission.launcher.signal_delay_s)
 
     def step_told(_: signal.Signals) -> None:
+        nonlocal is_silent
         try:  # srun also ends a step whose task has failed
             ends_at = preempted_at(job.task_id)
         except SchedulerError:
+            is_silent = True
             job.save()
         else:
             if ends_at is not None:
@@ -181,7 +186,8 @@ def handling_signals(job: Job) -> Iterator[None]:
     def terminated(number: signal.Signals) -> None:
         job.save()  # first: Slurm may take as long to answer as it leaves the job
         with suppress(SchedulerError):
-            if (ends_at := preempted_at(job.task_id)) is not None:
+            # A cancellation tells the steps as well: who has just got no answer doesn't wait for one again.
+            if not is_silent and (ends_at := preempted_at(job.task_id)) is not None:
                 job.preempt(ends_at - time.time())
                 return
         if interrupt is not None:
@@ -293,7 +299,10 @@ def train(training: Training, job: Job) -> Outcome:
         except OSError as error:
             return attempt.finish("error", f"the nodes can't meet: {error}")
         training = replace(training, rendezvous=meeting)
-    return supervise(training, begin=job.workers.start, until=lambda: job.until)
+    try:
+        return supervise(training, begin=job.workers.start, until=lambda: job.until)
+    except ConfigError as error:
+        return attempt.finish("error", str(error))
 
 
 def _requeue(job: Job) -> None:

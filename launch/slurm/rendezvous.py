@@ -10,7 +10,10 @@ from contextlib import suppress
 import psutil
 
 from launch.attempt.processes import Rendezvous
-from parallelbench.frameworks import RENDEZVOUS
+
+
+_MEETING = "PARALLELBENCH_MEETING"
+"""Variable of a step: where its tasks meet."""
 
 
 def chosen(start: str, *, nodes: int, interface: str | None) -> Rendezvous:
@@ -25,14 +28,14 @@ def chosen(start: str, *, nodes: int, interface: str | None) -> Rendezvous:
 
 def for_step(meeting: Rendezvous) -> dict[str, str]:
     """The variable that tells the tasks of a step where they meet, without the arguments that everybody can see."""
-    return {RENDEZVOUS: f"{meeting.host}:{meeting.port} {meeting.id} {meeting.secret}"}
+    return {_MEETING: f"{meeting.host}:{meeting.port} {meeting.id} {meeting.secret}"}
 
 
 def in_step(interface: str | None) -> Rendezvous:
     """The part of this task of a step, of as many nodes; `interface`: the site's."""
-    address, start, secret = os.environ.pop(RENDEZVOUS).split(" ")
+    address, start, secret = os.environ.pop(_MEETING).split(" ")
     host, _, port = address.rpartition(":")
-    node, nodes = int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_NTASKS"])
+    node, nodes = int(os.environ["SLURM_NODEID"]), int(os.environ["SLURM_NTASKS"])
     return Rendezvous(node, nodes, host, int(port), start, secret, interface_of(interface, nodes=nodes))
 
 

@@ -27,8 +27,23 @@ if TYPE_CHECKING:
 TIMEOUT_S = 30.0
 """How long any command of Slurm's may take, but for those that wait for a job of their own."""
 _LOOK_S = 1.0
-"""Between two looks at a job that a command waits for."""
-_NOT_OVER = {"PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "COMPLETING", "REQUEUED", "STAGE_OUT", "SIGNALING"}
+"""Between two looks at a job that a command waits for, and that prints."""
+_MOST_LOOK_S = 15.0
+"""The same while it prints nothing, as in the queue."""
+_AWAY_S = 600.0
+"""How long no answer may come about it."""
+_OVER = {
+    "COMPLETED",
+    "FAILED",
+    "CANCELLED",
+    "TIMEOUT",
+    "NODE_FAIL",
+    "OUT_OF_MEMORY",
+    "BOOT_FAIL",
+    "DEADLINE",
+    "PREEMPTED",
+}
+"""The controller's states of jobs that have ended."""
 PAUSES_S = (0.5, 1.0, 2.0, 4.0)
 """Before the second, third … try of a patient query. Slurm's commands also wait for seconds by themselves."""
 _GOING_ON = {"PENDING", "RUNNING", "REQUEUED", "RESIZING", "SUSPENDED"}
@@ -209,8 +224,17 @@ def run_to_its_end(script: str, *, job: str, folder: Path, show: Callable[[str],
         answer = tell(["sbatch", "--parsable"], script=script)
         if not (number := job_number(answer)):
             raise SchedulerError(f"sbatch named no job, but said {one_line(answer)!r}: see `squeue --me`")
+        asked_at, pause_s = time.monotonic(), _LOOK_S
         while True:
-            ended = _ended_with(number)
+            ended = None
+            try:
+                ended = _ended_with(number)
+                asked_at = time.monotonic()
+            except NoSlurmError:
+                raise
+            except SchedulerError:  # the job goes on while a controller is away
+                if time.monotonic() - asked_at > _AWAY_S:
+                    raise
             with suppress(OSError), (folder / f"{number}_0_log.out").open("rb") as file:
                 file.seek(shown)
                 text = file.read()
@@ -218,7 +242,8 @@ def run_to_its_end(script: str, *, job: str, folder: Path, show: Callable[[str],
                 show(text.decode(errors="replace"))
             if ended is not None:
                 return ended
-            time.sleep(_LOOK_S)
+            time.sleep(pause_s)
+            pause_s = _LOOK_S if shown else min(_MOST_LOOK_S, 1.5 * pause_s)
     except BaseException:
         with suppress(SchedulerError):
             _run(["scancel", f"--name={job}"])
@@ -235,13 +260,13 @@ def job_number(answer: str) -> str:
 def _ended_with(job: str) -> int | None:
     """The exit code of a job, 1 where a signal or Slurm has ended it; None while it waits or runs."""
     try:
-        said = ask(["scontrol", "--oneliner", "show", "job", job], patient=True)
+        said = ask(["scontrol", "--oneliner", "show", "job", job])
     except SchedulerError as error:
         if "Invalid job id" in str(error):  # Slurm forgets a job minutes after its end
             return 1
         raise
     state, code = re.search(r"\bJobState=(\S+)", said), re.search(r"\bExitCode=(\d+):(\d+)", said)
-    if state is None or state[1] in _NOT_OVER:
+    if state is None or state[1] not in _OVER:
         return None
     return int(code[1]) if state[1] in ("COMPLETED", "FAILED") and code is not None and code[2] == "0" else 1
 

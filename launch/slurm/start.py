@@ -1,4 +1,4 @@
-"""The first program of a Slurm job, `python -m parallelbench.entry launch.slurm.start FOLDER` on each node.
+"""The first program of a Slurm job, `python -m parallelbench.entry launch.slurm.start FOLDER` on its first node.
 
 It lets submitit load the pickle in a submission's folder, which executes it. Others who may write to a folder above
 could have replaced it since the submission, so its owner is checked now.

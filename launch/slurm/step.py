@@ -42,7 +42,7 @@ TOLD = signal.SIGUSR1
 ENDING_S = 10.0
 """How long srun may take to end a step: it does so at SIGTERM."""
 LINGER_S = 60.0
-"""How long the other nodes of a run may go on once one has failed: those that still can record how they ended."""
+"""How long srun may wait for the tasks of other nodes once one has failed: those of a node that is lost never end."""
 SEEN_S = 90.0
 """How long a node waits for an attempt's files, which a file server may show a minute late."""
 _POLL_S = 0.2
@@ -57,21 +57,36 @@ class Allocation:
     """The nodes of the job that this process is the batch script of."""
 
     def start(self, training: Training, log: Any) -> Process:
-        """Start a run's processes on all of its nodes, which meet at `training.rendezvous`."""
+        """Start a run's processes on all of its nodes, which meet at `training.rendezvous`.
+
+        Raises `ConfigError` where no srun is found.
+        """
         own = {} if training.rendezvous is None else for_step(training.rendezvous)
-        return self._step(training, ["ranks", *training.arguments], {**os.environ, **own}, log)
+        exits = [exits_file(training.attempt.path, node) for node in range(training.run.nodes)]
+        return self._step(training, ["ranks", *training.arguments], {**os.environ, **own}, log, exits)
 
     def spawn(self, training: Training, arguments: Sequence[str], variables: Mapping[str, str]) -> Process:
         """Start Python on the first node, with what is a run's there."""
-        return self._step(training, ["python", *arguments], variables, None)
+        return self._step(training, ["python", *arguments], variables, None, ())
 
-    def _step(self, training: Training, words: Sequence[str], variables: Mapping[str, str], log: Any) -> Step:
+    def _step(
+        self,
+        training: Training,
+        words: Sequence[str],
+        variables: Mapping[str, str],
+        log: Any,
+        exits: Sequence[Path],
+    ) -> Step:
         run = training.run
-        folders = needed_folders(run.site, training.folder.path.parent, plugin_of(run))
+        # As processes know it (`Training.arguments`), which a container has to have by that name.
+        results = training.folder.path.resolve().parent
+        folders = needed_folders(run.site, results, plugin_of(run))
         command = step_command(shape_of(run, training.device_type), run.site, folders, ["launch.slurm.step", *words])
         cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
-        variables = {**variables, _SUPERVISOR: str(os.getpid()), _CORES: cores}
-        return Step(command, variables, log, [exits_file(training.attempt.path, node) for node in range(run.nodes)])
+        try:
+            return Step(command, {**variables, _SUPERVISOR: str(os.getpid()), _CORES: cores}, log, exits)
+        except FileNotFoundError:
+            raise ConfigError("there is no srun on this node, after the lines of site.modules and site.setup") from None
 
 
 class Step(subprocess.Popen[bytes]):

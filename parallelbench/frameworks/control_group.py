@@ -1,7 +1,6 @@
 """The ranks of a framework that lacks torch.distributed meet here: sums of a few numbers over TCP, through rank 0.
 
 Only what the training loop itself needs goes this way (sums between epochs, addresses at the start), never gradients.
-The nodes of a job meet in the same way before they start their ranks, each as one rank.
 Before both sides have proved that they know the attempt's secret, nothing is read but so many bytes of a proof. A
 watchdog ends a rank that waits for ever inside its framework's runtime, where no exception reaches it.
 """
@@ -55,28 +54,13 @@ class PeerLostError(ConnectionResetError):
     """Another rank has ended or vanished."""
 
 
-def _nothing() -> None:
-    """Who waits and has nothing to look at looks at this."""
-
-
 class ControlGroup:
     """One rank's connections. Each method is a collective; all ranks call the same ones in the same order."""
 
-    def __init__(
-        self,
-        rank: int,
-        size: int,
-        connections: Sequence[socket.socket],
-        *,
-        timeout_s: float,
-        look: Callable[[], object] = _nothing,
-    ) -> None:
-        """`connections`: on rank 0 those of ranks 1 …; elsewhere the one to rank 0.
-
-        `look` is called again and again by who waits, and may raise.
-        """
+    def __init__(self, rank: int, size: int, connections: Sequence[socket.socket], *, timeout_s: float) -> None:
+        """`connections`: on rank 0 those of ranks 1 …; elsewhere the one to rank 0."""
         self.rank, self.size = rank, size
-        self._connections, self._timeout_s, self._look = tuple(connections), timeout_s, look
+        self._connections, self._timeout_s = tuple(connections), timeout_s
 
     def total(self, values: Sequence[float]) -> list[float]:
         """The sum over all ranks, added in the order of the ranks: every rank gets the same bits."""
@@ -109,8 +93,8 @@ class ControlGroup:
         deadline, found, late = time.monotonic() + self._timeout_s, [], []
         for name, connection in zip(names, self._connections, strict=True):
             try:
-                (length,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size, deadline=deadline, look=self._look))
-                content = _exactly(connection, length, deadline=deadline, look=self._look)
+                (length,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size, deadline=deadline))
+                content = _exactly(connection, length, deadline=deadline)
                 found.append(msgspec.msgpack.decode(content))
             except TimeoutError:
                 late.append(name)
@@ -143,20 +127,16 @@ def meet(rank: int, size: int, *, timeout_s: float) -> ControlGroup:
     return join_group(rank, size, (host, int(port)), secret=secret, timeout_s=timeout_s)
 
 
-def host_group(
-    listening: socket.socket, size: int, *, secret: str, timeout_s: float, look: Callable[[], object] = _nothing
-) -> ControlGroup:
+def host_group(listening: socket.socket, size: int, *, secret: str, timeout_s: float) -> ControlGroup:
     """Rank 0's side: waits until ranks 1 … `size` − 1 have proved to know the secret, and lets them begin.
 
-    `look` is called again and again meanwhile, and may raise. Raises `PatienceError` that names who has not, and
-    `PeerLostError` where one of them has ended since.
+    Raises `PatienceError` that names who has not, and `PeerLostError` where one of them has ended since.
     """
     joined: dict[int, tuple[socket.socket, bytes]] = {}
     deadline = time.monotonic() + timeout_s
     listening.settimeout(_LOOK_S)
     with listening:
         while len(joined) < size - 1:
-            look()
             if time.monotonic() > deadline:
                 lacking = " and ".join(f"rank {rank}" for rank in range(1, size) if rank not in joined)
                 raise PatienceError(f"{lacking} did not join within {timeout_s:g} s")
@@ -166,7 +146,7 @@ def host_group(
                 threading.Thread(target=_examine, args=(connection, secret, joined), daemon=True).start()
     for connection, nonce in joined.values():
         _send(connection, _proof(secret, b"begin", nonce), timeout_s=timeout_s)
-    return ControlGroup(0, size, [joined[rank][0] for rank in range(1, size)], timeout_s=timeout_s, look=look)
+    return ControlGroup(0, size, [joined[rank][0] for rank in range(1, size)], timeout_s=timeout_s)
 
 
 def _examine(connection: socket.socket, secret: str, joined: dict[int, tuple[socket.socket, bytes]]) -> None:
@@ -193,40 +173,32 @@ def join_group(
     *,
     secret: str,
     timeout_s: float,
-    reach_s: float | None = None,
-    begin_s: float = math.inf,
-    look: Callable[[], object] = _nothing,
 ) -> ControlGroup:
     """The side of every other rank: connects as soon as the first node listens, and waits until rank 0 has met all.
 
-    The first may take `reach_s` (None: as long as a collective), the second `begin_s`: torch's part, which may take
-    long, comes between them. Where the first node ends meanwhile, its kernel resets the connection; where it vanishes,
-    this rank's own notices. `look` is called again and again meanwhile, and may raise.
+    The first may take as long as a collective, the second however long: torch's part comes between them. Where the
+    first node ends meanwhile, its kernel resets the connection; where it vanishes, this rank's own notices.
 
     Raises `PatienceError`, `PeerLostError` where rank 0 has ended or vanished, and `ConfigError` where it is another
     program that answers.
     """
     where = f"{address[0]}:{address[1]}"
-    connection = _connected(address, timeout_s if reach_s is None else reach_s, look)
+    connection = _connected(address, timeout_s)
     for option, value in _KEEP_ALIVE.items():
         connection.setsockopt(*option, value)
-    nonce, deadline = secrets.token_bytes(_NONCE_BYTES), time.monotonic() + begin_s
-    try:
-        challenge = _exactly(connection, _NONCE_BYTES, deadline=deadline)
-        proof = _proof(secret, challenge, nonce, rank.to_bytes(4))
-        _send(connection, _ANSWER.pack(rank, nonce, proof), timeout_s=timeout_s)
-        begin = _exactly(connection, _PROOF_BYTES, deadline=deadline, look=look)
-    except TimeoutError:
-        raise PatienceError(f"rank 0 at {where} did not begin within {begin_s:g} s") from None
+    nonce = secrets.token_bytes(_NONCE_BYTES)
+    challenge = _exactly(connection, _NONCE_BYTES, deadline=math.inf)
+    proof = _proof(secret, challenge, nonce, rank.to_bytes(4))
+    _send(connection, _ANSWER.pack(rank, nonce, proof), timeout_s=timeout_s)
+    begin = _exactly(connection, _PROOF_BYTES, deadline=math.inf)
     if not hmac.compare_digest(begin, _proof(secret, b"begin", nonce)):
         raise ConfigError(f"who listens at {where} is not rank 0 of this attempt")
-    return ControlGroup(rank, size, [connection], timeout_s=timeout_s, look=look)
+    return ControlGroup(rank, size, [connection], timeout_s=timeout_s)
 
 
-def _connected(address: tuple[str, int], reach_s: float, look: Callable[[], object]) -> socket.socket:
+def _connected(address: tuple[str, int], reach_s: float) -> socket.socket:
     deadline = time.monotonic() + reach_s
     while True:
-        look()
         left_s = deadline - time.monotonic()
         try:
             return socket.create_connection(address, timeout=max(0.01, min(_TRY_S, left_s)))
@@ -243,14 +215,13 @@ def _send(connection: socket.socket, content: bytes, *, timeout_s: float) -> Non
         connection.sendall(content)
 
 
-def _exactly(connection: socket.socket, size: int, *, deadline: float, look: Callable[[], object] = _nothing) -> bytes:
-    """So many bytes: all that is received here is received by this loop, which looks again and again.
+def _exactly(connection: socket.socket, size: int, *, deadline: float) -> bytes:
+    """So many bytes: all that is received here is received by this loop.
 
     Raises `TimeoutError` after the deadline, by the monotonic clock, and `PeerLostError` for a lost other side.
     """
     parts = bytearray()
     while len(parts) < size:
-        look()
         left_s = deadline - time.monotonic()
         connection.settimeout(max(0.01, min(_LOOK_S, left_s)))
         try:

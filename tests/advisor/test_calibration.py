@@ -334,7 +334,7 @@ def test_two_nodes_meet_and_measure_the_network(tmp_path: Path) -> None:
     nodes = [
         subprocess.Popen(
             [sys.executable, *program],
-            env=os.environ | meeting | {"SLURM_PROCID": str(node), "SLURM_NTASKS": "2", "SLURM_JOB_ID": "7.0"},
+            env=os.environ | meeting | {"SLURM_NODEID": str(node), "SLURM_NTASKS": "2", "SLURM_JOB_ID": "7.0"},
         )
         for node in (0, 1)
     ]

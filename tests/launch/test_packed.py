@@ -280,8 +280,8 @@ def test_each_repeat_has_a_warm_process_of_its_own_and_a_run_that_can_not_be_for
     """Forks of one share its addresses, which make a process faster or slower for its whole life."""
     events: list[str] = []
 
-    def begin(parent: Any, _: object, training: Training, *__: object) -> None:
-        parent.repeat = training.run.repeat
+    def begin(parent: Any, _: object, training: Training, __: object, key: object) -> None:
+        parent.key, parent.repeat = key, training.run.repeat
         events.append(f"begin {parent.repeat}")
 
     monkeypatch.setattr(_Parent, "__init__", begin)
@@ -296,4 +296,5 @@ def test_each_repeat_has_a_warm_process_of_its_own_and_a_run_that_can_not_be_for
             started: Any = workers.start(Training(RunFolder(tmp_path / "a-run"), run, attempt, "cpu"), log=None)
             assert started == "cold"
             assert "a-run is started cold: it has threads" in capsys.readouterr().out
-    assert events == ["begin 0", "end 0", "begin 1", "end 1"]
+    # A run that is started cold needs the cores.
+    assert events == ["begin 0", "end 0"] * 2 + ["begin 1", "end 1"] * 2

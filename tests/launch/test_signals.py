@@ -186,7 +186,7 @@ def test_a_warm_process_that_still_imports_keeps_nobody_from_stopping(
     with stoppable():
         os.kill(os.getpid(), signal.SIGINT)
         with pytest.raises(Interrupted):
-            _Parent(Noted(), training, {})
+            _Parent(Noted(), training, {}, key=0)
     assert started[0].poll() is not None, "it is ended"
 
 

@@ -263,8 +263,13 @@ def test_a_job_that_is_waited_for_ends_with_its_exit_code(
 
 def test_a_job_that_slurm_has_forgotten_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gone = "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1"
-    monkeypatch.setattr(scheduler, "PAUSES_S", ())
     assert waited_for(tmp_path, monkeypatch, gone)[0] == 1
+
+
+def test_a_controller_that_is_away_for_a_while_costs_no_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    busy = f"if [ -e {tmp_path}/tried ]; then echo JobState=COMPLETED ExitCode=0:0; else touch {tmp_path}/tried; exit 1; fi"
+    assert waited_for(tmp_path, monkeypatch, busy)[0] == 0
+    assert not (tmp_path / "told").exists(), "nothing is cancelled"
 
 
 def test_a_job_that_is_waited_for_is_cancelled_with_the_command(

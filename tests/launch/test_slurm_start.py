@@ -119,10 +119,10 @@ def test_a_host_whose_name_has_no_address_says_what_to_set(monkeypatch: pytest.M
 
 def test_a_node_of_a_step_knows_what_the_first_one_chose(monkeypatch: pytest.MonkeyPatch) -> None:
     meeting = rendezvous.chosen("7.1", nodes=2, interface="lo")
-    for name, value in {**rendezvous.for_step(meeting), "SLURM_PROCID": "1", "SLURM_NTASKS": "2"}.items():
+    for name, value in {**rendezvous.for_step(meeting), "SLURM_NODEID": "1", "SLURM_NTASKS": "2"}.items():
         monkeypatch.setenv(name, value)
     assert rendezvous.in_step("lo") == replace(meeting, node=1)
-    assert "PARALLELBENCH_RENDEZVOUS" not in os.environ, "what ranks start does not inherit the secret"
+    assert "PARALLELBENCH_MEETING" not in os.environ, "what ranks start does not inherit the secret"
 
 
 def test_a_job_that_is_no_runs_starts_like_any_job(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def attempt_of(run: RunConfig) -> Attempt:
 def on_node(node: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Be a task of a step on two nodes."""
     meeting = Rendezvous(0, 2, "127.0.0.1", 1, "x.17.0", "secret")
-    surroundings = {"SLURM_NODEID": str(node), "SLURM_PROCID": str(node), "SLURM_NTASKS": "2"}
+    surroundings = {"SLURM_NODEID": str(node), "SLURM_NTASKS": "2"}
     cores = ",".join(map(str, os.sched_getaffinity(0)))
     surroundings |= {step._SUPERVISOR: str(os.getpid()), step._CORES: cores, **rendezvous.for_step(meeting)}
     for name, value in surroundings.items():

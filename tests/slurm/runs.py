@@ -187,7 +187,7 @@ class Sweep:
     # --- processes
 
     def pid_of(self, victim: str, attempt: Attempt) -> int:
-        """The process id of `supervisor`, `follower` (what stands for it on node 1), or `rank N`."""
+        """The process id of `supervisor`, `task` (of its step, on node 1), or `rank N`."""
         if victim.startswith("rank "):
             path = attempt.path / f"journal-rank{victim.removeprefix('rank ')}.jsonl"
             pid: int = self.wait(lambda: read_entries(path), f"the journal of {victim}")[0]["pid"]

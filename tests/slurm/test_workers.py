@@ -131,7 +131,7 @@ def test_a_dead_task_ends_the_others(ours: Cluster, tmp_path: Path) -> None:
     sweep.submit()
     attempt = sweep.attempt()
     sweep.epochs(attempt, at_least=1)
-    sweep.signal("follower", attempt, signal.SIGKILL)
+    sweep.signal("task", attempt, signal.SIGKILL)
     outcome, reason = sweep.outcome(attempt)
     assert outcome == "killed"
     assert reason in ("rank 1 ended without a record", "interrupted by SIGTERM")
