@@ -476,6 +476,8 @@ def _method(runs: Runs, rows: pl.DataFrame, *, of_programs: bool, left: int) -> 
     yield "Same training", _parity(known, of_programs=of_programs)
     if known["mfu"].count():
         yield "MFU", "model FLOP/s ÷ (devices × the rate of a matrix product that was measured on the device)"
+    if saved := _checkpoints(runs):
+        yield "Checkpoint", saved
     disturbed = write(disturbed_times(runs), brief=True)
     of_comparisons = write([*refusals(runs), *limits(runs, BESIDE_SPEED_UPS)], brief=True)
     if told := [*write(stand_ins(runs)), *of_comparisons, *disturbed]:
@@ -600,11 +602,26 @@ _MIB_OF_FP32 = 4 / 2**20
 
 def _unknown(runs: Runs, missing: Sequence[str], *, of_programs: bool) -> Iterator[str]:
     """What a centre may ask, and these runs don't say."""
-    yield f"Time and size of a checkpoint: not recorded{_weights(runs)}."
+    if not _checkpoints(runs):
+        yield f"Time and size of a checkpoint: no run saved one (launcher.checkpoint=always does){_weights(runs)}."
     if missing:
         yield f"Not measured, or not known: {text.listed(missing, most=8)}."
     if of_programs and displayed(runs)["global_batch_size"].null_count():
         yield "Samples per step: not known, so efficiencies hold only if each step does the same work on any devices."
+
+
+def _checkpoints(runs: Runs) -> str:
+    """What saving the state takes, of each configuration that saved one, the largest first; empty where none did."""
+    saved = displayed(runs).drop_nulls("checkpoint_bytes")
+    each = saved.group_by("configuration", maintain_order=True).agg(
+        pl.col("checkpoint_bytes").max(), pl.col("checkpoint_save_s").median()
+    )
+    told = [
+        f"{text.mebibytes(row['checkpoint_bytes'])} MiB in {text.seconds(row['checkpoint_save_s'])} with "
+        f"{row['configuration']}"
+        for row in each.sort("checkpoint_bytes", descending=True, maintain_order=True).to_dicts()
+    ]
+    return f"{text.listed(told, most=4)}, while training stands still" if told else ""
 
 
 def _weights(runs: Runs) -> str:
