@@ -26,6 +26,7 @@ from launch.attempt.processes import Training, WarmWorkers
 from launch.attempt.signals import action_of, heed, noting
 from launch.attempt.supervisor import Interrupted, NotBegun, carry_out, stoppable, supervise, too_small
 from launch.slurm import record, scheduler
+from launch.slurm.order import holds_back
 from launch.slurm.rendezvous import PATIENCE_S, POLL_S, OutOfTimeError, awaited, begun, host, join, of_nodes
 from launch.slurm.sbatch import ENDS_AT, STARTED_AT, ask_outside
 from launch.slurm.scheduler import NoSlurmError, SchedulerError
@@ -97,11 +98,13 @@ class Job:
 
     @property
     def waited_s(self) -> float | None:
-        """From its submission to its start, s; None: it was started again, so it waited more than once."""
+        """From its submission to its start, s; None: it was started again, or waited for other jobs of its sweep."""
+        if self.restarts or self.submission.after or holds_back(self.submission):
+            return None
         started_at = float(os.environ.get(STARTED_AT, "0")) or (
             self.ends_at - 60.0 * self.submission.launcher.limit_min if self.ends_at else time.time()
         )
-        return None if self.restarts else max(0.0, started_at - self.submission.created_at)
+        return max(0.0, started_at - self.submission.created_at)
 
     def began(self, attempt: Attempt) -> bool:
         """Whether an earlier start of this job, or this one, began the attempt."""

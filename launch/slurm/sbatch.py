@@ -517,6 +517,7 @@ class JobGroup:
             device_type=self.device_type,
             launcher=self.launcher,
             auto=slurm(run).time_limit_min == "auto",
+            is_most=self.limit.is_most,
             site=run.site,
             plugin=plugin_of(run),
             umask=record.readable_by_others(),

@@ -143,7 +143,7 @@ RUN = table_of(
     Column("launched_at", "Unix time just before the attempt's processes were started or, with several nodes, before "
         "these met", null=_NOT_RECORDED),
     Column("waited_s", "submission to the start of the job that the attempt is a part of: how long it waited in the "
-        "queue", null="no job was queued, or it was started again"),
+        "queue", null="no job was queued, or it was started again, or waited for other jobs of its sweep"),
     text("attempts_json", "of each attempt that trained: number, the `submit` that asked for it, time of day, host, "
         "commit, uncommitted changes, and a plugin's sources; canonical JSON", null=_NOT_RECORDED),
     text("resumed_after", "epochs after which training was interrupted and a later attempt went on, as in '4, 9'",
