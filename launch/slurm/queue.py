@@ -6,6 +6,7 @@ the others leave open. However many sweeps there are, `track` asks the queue onc
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
