@@ -210,7 +210,9 @@ def _parity(runs: Runs) -> list[str]:
         told.append(f"not checked (measure.parity=false): {named(off)}")
     if never := parity_of(runs, Code.PARITY_NEVER):
         told.append(f"not checked, as one device does not compute the same: {named(never)}")
+    whole_steps = checked.filter(pl.col("parity_reference").is_null(), pl.col("parity_model").is_null())
     lost = summary(runs).filter(pl.col("oom_runs") > 0, strategy=REFERENCE)
+    lost = lost.join(whole_steps.select("group").unique(), on="group", how="semi", maintain_order="left")
     fits = f", which fit although {_names(runs, lost)} ran out of memory" if lost.height else ""
     how = f" (its steps in fp64, of small batches as a rule{fits})" if whole > others else ""
     return [f"Parity with one device{how}: {'; '.join(told)}."] if told else []

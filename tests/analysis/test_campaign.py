@@ -83,6 +83,7 @@ def test_a_sentence_says_which_baseline_and_why(runs: Runs) -> None:
         "too."
     )
     assert any("times as fast as fsdp × 2" in line for line in others)
+    assert any("which fit although single × 1 ran out of memory): passed in 24 of 24 runs" in line for line in others)
     assert not any("as fast as one device" in line for line in others)
     told = {each.configuration: each.text for each in sentences(runs)}
     assert "times as fast as fsdp × 2" in told["ddp × 4"]
