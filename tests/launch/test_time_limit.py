@@ -14,7 +14,7 @@ from rich.console import Console
 
 from launch.known_times import Known
 from launch.launcher import Prepared, SubmitOptions
-from launch.slurm import record, submit
+from launch.slurm import record, scheduler, submit
 from launch.slurm.cluster import Cluster, Partition
 from launch.slurm.launcher import OnSlurm
 from launch.slurm.record import Submission
@@ -152,6 +152,7 @@ def test_a_submission_records_the_number_and_the_next_one_doubles_it_after_a_tim
 def test_a_run_that_has_had_all_that_a_partition_allows_in_vain_is_not_started_again(
     tmp_path: Path, fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(scheduler, "available", lambda: True)
     fake.answers["sinfo"] = SINFO.replace("infinite", "1:00:00")
     monkeypatch.setattr(submit, "sbatch", lambda *_: "7")
     items = prepared(tmp_path, *TINY)
