@@ -299,7 +299,7 @@ def _nothing_to_measure(runs: Runs) -> list[str]:
     if not told and (ties := _untold(runs)):
         told.append(f"Every comparison with {baseline_in_words(runs)} is decided. More repeats may tell {ties}.")
     if not told:
-        told.append("No more measuring is needed: every comparison is decided.")
+        told.append("No more measuring is needed for the verdicts: every comparison is decided.")
     lost = failed.filter(pl.col("oom_runs") == pl.col("runs"))
     if lost.height:
         told.append(f"{_names(runs, lost)} ran out of memory: more memory or another strategy helps, no repeat does.")

@@ -351,7 +351,7 @@ def test_what_was_measured_apart_is_not_said_to_be_untold_and_one_pasted_command
     assert told[-1] == f"Next: submit the sweep again with `sweep.repeats=10`. {turns} {why}"
     runs = measure(range(6, 10), apart=False)
     assert set(summary(runs)["verdict"]) == {"baseline", "faster"}
-    assert answers.next_steps(runs) == ["No more measuring is needed: every comparison is decided."]
+    assert answers.next_steps(runs) == ["No more measuring is needed for the verdicts: every comparison is decided."]
 
 
 def test_no_submit_of_several_sweeps_decides_what_was_measured_apart(tmp_path: Path) -> None:
