@@ -82,9 +82,15 @@ class Known:
         """All done runs."""
         return [each for runs in self.done.values() for each in runs]
 
+    def scaled_s(self, devices: int) -> list[float]:
+        """How long each done run would take on so many devices, s, as if fewer ones took longer in proportion."""
+        return [each.took_s * max(1.0, each.item.planned.run.devices / devices) for each in self.every()]
+
     def time(self, item: Prepared) -> Estimate | None:
-        """How long a run takes, s: as its configuration did or, where none of it is done, as all; None: none is."""
-        known = [each.took_s for each in self.same(item) or self.every()]
+        """How long a run takes, s: as its configuration did or, where none of it is done, as others of its sweep that
+        are scaled to its devices; None: none is.
+        """
+        known = [each.took_s for each in self.same(item)] or self.scaled_s(item.planned.run.devices)
         return Estimate.of(known) if known else None
 
     def together(self, items: Iterable[Prepared]) -> Estimate | None:

@@ -20,9 +20,10 @@ import torch
 from parallelbench.config.replica import Replica
 from parallelbench.config.run import RunConfig
 from parallelbench.errors import ConfigError, StorageError
-from parallelbench.results.attempt import Attempt
+from parallelbench.results.attempt import Attempt, Outcome
 from parallelbench.results.folder import file_sha256
 from parallelbench.results.journal import kept_entries
+from parallelbench.results.publish import run_row
 from parallelbench.strategies.state import load_optimizer, optimizer_state
 from parallelbench.training.checkpoint import AUTO_MARGIN, Checkpoints, EpochBoundary, Key, Policy, Resumed, difference
 from parallelbench.training.failure import classify
@@ -462,6 +463,22 @@ def test_a_disk_that_stays_full_is_warned_of_once(tmp_path: Path) -> None:
     assert warned[0].startswith("no checkpoint after epoch 1: can't write ")
     assert [call.args[0] for call in journal.event.call_args_list] == ["unsaved"] * 3
     assert boundary.saved == 0
+
+
+def test_what_a_checkpoint_takes_is_in_the_result(tmp_path: Path) -> None:
+    run = config(tmp_path, launcher=component("launcher", {"name": "local", "checkpoint": "always"}))
+    _, attempt = begin(run, Fake())
+    journal, replica = mock.Mock(), mock.Mock(**{"local_state.return_value": STATE})
+    boundary = EpochBoundary(run, attempt, ALONE, journal=journal, warn=mock.Mock())
+    boundary.save(1, replica)
+    (event,) = journal.event.call_args_list
+    (file,) = attempt.checkpoints.glob("*/rank*.pt")
+    assert event.kwargs["bytes"] == file.stat().st_size
+    done = Outcome(outcome="ok", reason="", finished_at=2.0)
+    took = [{"event": "checkpoint", "save_s": save_s, "bytes": size} for save_s, size in ((3.0, 5), (1.0, 6), (2.0, 7))]
+    row = run_row(run, attempt, done, took)
+    assert (row["checkpoint_save_s"], row["checkpoint_bytes"]) == (2.0, 7), "the median, and the last one's"
+    assert run_row(run, attempt, done, [])["checkpoint_bytes"] is None
 
 
 @pytest.mark.parametrize(

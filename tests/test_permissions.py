@@ -106,7 +106,7 @@ def test_whatever_the_system_refuses_is_one_line_and_not_the_gates_code(
 def test_a_report_on_a_folder_that_can_not_be_written_goes_elsewhere(
     tmp_path: Path, lock: Callable[[Path], None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("analysis.report.page.draw", lambda runs: [])
+    monkeypatch.setattr("analysis.report.page.drawn", lambda runs: [])
     published(config(tmp_path / "theirs"))
     lock(tmp_path / "theirs")
     (tmp_path / "theirs").chmod(0o555)

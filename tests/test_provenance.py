@@ -108,9 +108,9 @@ def test_a_run_that_goes_on_on_unlike_nodes_says_so(tmp_path: Path, monkeypatch:
     assert facts["resumed_elsewhere"] == "unlike_nodes: None and cpu: EPYC on node 0; XEON on node 1"
 
 
-@pytest.mark.parametrize("launcher", ["local", "slurm"])
+@pytest.mark.parametrize("launcher", [{"name": "local"}, {"name": "slurm", "time_limit_min": 60}])
 def test_a_run_on_unlike_nodes_warns_and_knows_what_its_job_began_with(
-    launcher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    launcher: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = config(tmp_path, launcher=component("launcher", launcher))
     _, attempt = begin(run, Fake())
@@ -128,4 +128,4 @@ def test_a_run_on_unlike_nodes_warns_and_knows_what_its_job_began_with(
     session.leave()
     (warned,) = [entry["texts"] for entry in read_entries(path) if entry["event"] == "warned"]
     assert "its nodes are unlike (cpu: EPYC on node 0; XEON on node 1)" in warned[-1]
-    assert asked.get("site") == (run.site if launcher == "slurm" else None)
+    assert asked.get("site") == (run.site if launcher["name"] == "slurm" else None)

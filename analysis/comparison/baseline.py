@@ -244,7 +244,7 @@ def gain(runs: Runs, configuration: Configuration) -> dict[str, Any]:
     is_own = baseline is configuration
     steady = speed.columns("speed_up") if speed else columns_of("speed_up", None)
     energy, whole = (pairing.ratio(ENERGY), pairing.speed_up(with_startup=True)) if pairing else (None, None)
-    more = configuration.devices / baseline.devices if baseline else None
+    more = configuration.devices / baseline.devices if baseline and found.tells_scaling(configuration) else None
     efficiencies = {
         name.replace("speed_up", "efficiency"): efficiency(value, times_devices=more) for name, value in steady.items()
     }

@@ -167,6 +167,14 @@ class Campaign:
         """
         return self._baselines.get(configuration)
 
+    def tells_scaling(self, configuration: Configuration) -> bool:
+        """Whether its ratio to its baseline is what further devices gain: that has one device, or trains alike.
+
+        Beside several devices of another strategy, the ratio is of both strategies, too.
+        """
+        baseline = self.baseline_of(configuration)
+        return baseline is not None and (baseline.devices == 1 or baseline.label.variant == configuration.label.variant)
+
     @cached_property
     def _baselines(self) -> dict[Configuration, Configuration]:
         found: dict[Configuration, Configuration] = {}

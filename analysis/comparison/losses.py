@@ -7,17 +7,21 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import polars as pl
 
+from analysis import text
 from analysis.comparison.campaign import campaign
 from analysis.comparison.summary import displayed
 from analysis.comparison.work import IS_PROGRAM
 from analysis.metrics.epochs import AS_TEXT, numbered
 from analysis.runs.reader import once
+from parallelbench.errors import count_of
 
 if TYPE_CHECKING:
     from analysis.runs.reader import Runs
 
 UNLIKE = 0.05
 """Relative difference of two sides' printed losses from which their curves part."""
+ALIKE = 0.0005
+"""Relative difference below which no printed digit of a percentage shows one."""
 _OF_RUN = ("run_id", "group", "configuration", "variant", "strategy", "repeat", "disturbed")
 
 
@@ -51,7 +55,29 @@ class Parting(NamedTuple):
 @once
 def partings(runs: Runs) -> list[Parting]:
     """Of configurations from what they are compared with, where both printed losses at the same steps of one repeat."""
-    known, found = printed(runs), list[Parting]()
+    found = []
+    for name, other, windows in _apart(runs):
+        if unlike := list(itertools.takewhile(lambda window: window[0] > UNLIKE, windows)):
+            found.append(Parting(name, other, unlike[0][0], unlike[-1][1]))
+    return found
+
+
+def how_near(runs: Runs) -> str:
+    """Of losses that don't part, how near they are, as a sentence's end."""
+    count = printed(runs).select("group", "configuration").n_unique()
+    what = f"the losses that {count_of(count, 'configuration')} print{'s' if count == 1 else ''}"
+    known = [apart for _, _, windows in _apart(runs) for apart, _ in windows]
+    if not known:
+        return f"{what} are compared with no other's"
+    return f"{what} are alike" if max(known) < ALIKE else f"{what} end within {text.percent(UNLIKE)} of each other"
+
+
+@once
+def _apart(runs: Runs) -> list[tuple[str, str, list[tuple[float, int]]]]:
+    """A configuration, what it is compared with, and of each window, the last one first, how far their means are apart
+    and its first step.
+    """
+    known, found = printed(runs), []
     for each, _ in campaign(runs).others:
         one = campaign(runs).baseline_of(each)
         sides = [known.filter(group=each.group, configuration=str(side)) for side in (one, each)]
@@ -62,6 +88,5 @@ def partings(runs: Runs) -> list[Parting]:
         apart = ((pl.col("loss_right") - pl.col("loss")).abs() / largest).fill_nan(0.0).median()
         windows = means.group_by("epoch").agg(apart.alias("apart"), pl.col("program_step").min())
         last = windows.sort("epoch", descending=True).select("apart", "program_step").rows()
-        if unlike := list(itertools.takewhile(lambda window: window[0] > UNLIKE, last)):
-            found.append(Parting(each.name, str(one), unlike[0][0], unlike[-1][1]))
+        found.append((each.name, str(one), last))
     return found

@@ -150,7 +150,7 @@ def gains(runs: Runs) -> pl.DataFrame:
     """Paired speed-ups over the baseline, one row per pair of repeats, steady and with start-up.
 
     Columns: group, configuration, variant, strategy, devices, nodes, baseline, baseline_devices, kind (steady,
-    with_startup), repeat, value.
+    with_startup), repeat, value, tells_scaling (`Campaign.tells_scaling`).
     """
     rows, found = [], campaign(runs)
     for each in found.counted:
@@ -160,12 +160,12 @@ def gains(runs: Runs) -> pl.DataFrame:
             row = (each.group, each.name, label.variant, label.strategy, label.devices, label.nodes, *of_baseline)
             for kind, with_startup in (("steady", False), ("with_startup", True)):
                 ratio = pairing.speed_up(with_startup=with_startup)
-                rows += [(*row, kind, *pair) for pair in (ratio.pairs if ratio else ())]
+                rows += [(*row, kind, *pair, found.tells_scaling(each)) for pair in (ratio.pairs if ratio else ())]
     names = (
         *("group", "configuration", "variant", "strategy", "devices", "nodes"),
-        *("baseline", "baseline_devices", "kind", "repeat", "value"),
+        *("baseline", "baseline_devices", "kind", "repeat", "value", "tells_scaling"),
     )
-    kinds = (*[pl.String] * 4, *[pl.Int32] * 2, pl.String, pl.Int32, pl.String, pl.Int32, pl.Float64)
+    kinds = (*[pl.String] * 4, *[pl.Int32] * 2, pl.String, pl.Int32, pl.String, pl.Int32, pl.Float64, pl.Boolean)
     table = pl.DataFrame(rows, schema=dict(zip(names, kinds, strict=True)), orient="row")
     return table.sort(natural("group"), pl.col("kind") != "steady", maintain_order=True)
 

@@ -250,8 +250,12 @@ def _shortfalls(runs: Runs) -> pl.DataFrame:
     planned = summary(runs).drop_nulls("theoretical_bubble")
     # The median speed-up's, which is one of logarithms.
     steady = _over_undivided(runs, over_baseline(gains(runs))).filter(pl.col("kind") == "steady")
-    steady = steady.with_columns(middle=RATIO_MEDIAN.over("group", "configuration")).select(
-        "group", "configuration", "repeat", pl.col("value", "middle").truediv(pl.col("ideal")).mul(-100).add(100)
+    steady = (
+        steady.drop_nulls("ideal")
+        .with_columns(middle=RATIO_MEDIAN.over("group", "configuration"))
+        .select(
+            "group", "configuration", "repeat", pl.col("value", "middle").truediv(pl.col("ideal")).mul(-100).add(100)
+        )
     )
     columns = ("group", "configuration", "variant", "strategy", "theoretical_bubble")
     rows = planned.select(columns).join(steady, on=["group", "configuration"], how="left", maintain_order="left_right")

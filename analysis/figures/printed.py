@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from analysis import text
-from analysis.comparison.losses import UNLIKE, partings, printed
+from analysis.comparison.losses import how_near, partings, printed
 from analysis.figures.chart import panel
 from analysis.figures.lines import Axis, Lines
-from parallelbench.errors import count_of
 
 if TYPE_CHECKING:
     from analysis.runs.reader import Runs
@@ -34,12 +33,9 @@ def _finding(runs: Runs) -> str:
     parted = [f"{each.name} from {each.other} from step {each.step:,} on" for each in partings(runs)]
     if parted:
         return f"Curves part: {text.listed(parted)}."
-    count = printed(runs).select("group", "configuration").n_unique()
-    if not count:
+    if printed(runs).is_empty():
         return "No program printed a loss that program.loss_pattern finds."
-    return (
-        f"The losses that {count_of(count, 'configuration')} printed lie within {text.percent(UNLIKE)} of each other."
-    )
+    return text.sentence(how_near(runs))
 
 
 printed_losses = Lines(

@@ -23,8 +23,10 @@ _KINDS = {"steady": "Steady state", "with_startup": "Including start-up"}
 
 
 def over_baseline(gained: pl.DataFrame) -> pl.DataFrame:
-    """Rows of `gains` with `ideal`, the theoretical speed-up: devices ÷ those of the baseline."""
-    return gained.with_columns(ideal=pl.col("devices") / pl.col("baseline_devices"))
+    """Rows of `gains` with `ideal`, the theoretical speed-up: devices ÷ those of the baseline; null beside several
+    devices of another strategy.
+    """
+    return gained.with_columns(ideal=pl.when("tells_scaling").then(pl.col("devices") / pl.col("baseline_devices")))
 
 
 def _speed_ups(runs: Runs) -> pl.DataFrame:
@@ -39,12 +41,16 @@ def _speed_ups(runs: Runs) -> pl.DataFrame:
 
 
 def _ideal(data: pl.DataFrame) -> pl.DataFrame:
-    """A line per panel: n times the baseline's devices, n times as fast."""
+    """A line per panel: n times the baseline's devices, n times as fast; its name says of which strategy, where that
+    has several devices.
+    """
     devices = pl.DataFrame({"x": sorted({*data["devices"], *data["baseline_devices"]})})
     one = data.filter(pl.col("baseline_devices").n_unique().over("panel") == 1)  # else no line is the ideal of all
+    own = data.filter(configuration=pl.col("baseline"))["variant"].unique().to_list()
+    name = f"{IDEAL}, {own[0]}" if len(own) == 1 and (data["baseline_devices"] > 1).all() else IDEAL
     least = one.group_by("panel", maintain_order=True).agg(pl.col("baseline_devices").first())
     return least.join(devices, how="cross").select(
-        "panel", "x", line=pl.lit(IDEAL), value=pl.col("x") / pl.col("baseline_devices")
+        "panel", "x", line=pl.lit(name), value=pl.col("x") / pl.col("baseline_devices")
     )
 
 
@@ -74,7 +80,7 @@ def _achieved(row: dict[str, Any]) -> str:
 
 
 def _efficiency(row: dict[str, Any]) -> str:
-    return text.percent(row["median"] / row["ideal"]) if row["ideal"] > 1 else ""
+    return text.percent(row["median"] / row["ideal"]) if row["ideal"] is not None and row["ideal"] > 1 else ""
 
 
 scaling = Lines(
@@ -100,6 +106,7 @@ scaling = Lines(
         whole="of theoretical scaling, {}",
         ranks=False,
         more=lambda runs: write([*refusals(runs), *limits(runs, BESIDE_SPEED_UPS)], brief=True),
-        nothing="Scaling needs a baseline, single × 1 by default, and a run on more devices.",
+        nothing="Scaling needs a baseline, single × 1 by default, and a run on more devices; beside several devices, "
+        "of the baseline's own strategy.",
     ),
 )

@@ -291,7 +291,8 @@ PER_RUN = (
         null=f"the run's site does not name it, no energy of an epoch, {_SEVERAL}", window="whole",
         repeats=Over.MEDIAN, heading="CO₂ of training", tables=("energy",), where_known=True,
         row=pl.when(_COMPLETE, _AT_ONCE).then(_energy_j() / 3.6e6 * of_site("grams_co2_per_kwh"))),
-    Metric("final_test_accuracy", "test accuracy after the last epoch", null=_UNFINISHED, repeats=Over.MEDIAN,
+    Metric("final_test_accuracy", "test accuracy after the last epoch",
+        null=f"{_UNFINISHED}, or a user's program, whose accuracy is not known", repeats=Over.MEDIAN,
         heading="Final test accuracy", brief="test\nacc.", type="float64", unit="share",
         epochs=pl.col("test_accuracy").last(), row=pl.when(_COMPLETE).then("final_test_accuracy")),
     Column("parity_difference", "largest of the parity check's loss, gradient, parameter and evaluation differences",
@@ -346,6 +347,7 @@ _INTERVAL = "end of the 95 % interval of"
 _TOO_FEW = "too few pairs, or the baseline itself"
 _NO_PAIR = "no pair of repeats"
 _NO_SPEED = "`verdict` says why, or none of its runs counts"
+_OTHER_WAY = "the baseline has several devices and another strategy or options, so the ratio is not of devices alone"
 PER_CONFIGURATION = (
     text("outcomes", "how the runs of this configuration ended"),
     count("runs", "runs of this configuration"),
@@ -382,13 +384,13 @@ PER_CONFIGURATION = (
         "ratios vary as now", null="decided, too few repeats, or more than 100 further ones",
         heading="Repeats that would decide", where_known=True),
     share("efficiency", "speed_up ÷ (devices ÷ baseline_devices), 1 = ideal: of the step from the baseline's devices "
-        "to these, so a baseline has 1 on any number of devices", null=_NO_SPEED,
+        "to these, so a baseline has 1 on any number of devices", null=f"{_OTHER_WAY}, or {_NO_SPEED}",
         heading="Efficiency over the baseline's devices", brief="effi-\nciency"),
-    share("efficiency_low", f"lower {_INTERVAL} efficiency", null=_TOO_FEW),
-    share("efficiency_high", f"upper {_INTERVAL} efficiency", null=_TOO_FEW),
+    share("efficiency_low", f"lower {_INTERVAL} efficiency", null=f"no efficiency, {_TOO_FEW}"),
+    share("efficiency_high", f"upper {_INTERVAL} efficiency", null=f"no efficiency, {_TOO_FEW}"),
     share("efficiency_with_startup", "the same with start-up: from total_time_s, under weak scaling from "
         "throughput_with_startup_samples_per_s", heading="Efficiency with start-up",
-        null=f"{_NO_PAIR}, or parity was checked before (measure.parity=false leaves it out)"),
+        null=f"{_NO_PAIR}, {_OTHER_WAY}, or parity was checked before (measure.parity=false leaves it out)"),
     Column("energy_ratio", "energy per sample ÷ that of the baseline: median over paired repeats; below 1 takes less",
         null=f"{_NO_PAIR}, or epochs too short for the counters (energy_flags: short)",
         heading="Per sample, against the baseline, and interval", tables=("energy",), show=Show.INTERVAL,

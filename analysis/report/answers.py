@@ -25,17 +25,17 @@ from analysis.comparison.campaign import campaign
 from analysis.comparison.exclusions import Exclusion, disturbed_lines, disturbed_runs
 from analysis.comparison.issues import PROBE_TOLERANCE
 from analysis.comparison.notes import Code, Note, Remedy, named, remedy_of, write
-from analysis.comparison.pairing import MEMORY
+from analysis.comparison.pairing import MEMORY, Pairing
 from analysis.comparison.ratio import DECIDING_REPEATS
 from analysis.comparison.summary import facts, summary
-from analysis.comparison.verdict import SpeedVerdict
-from analysis.comparison.work import IS_ONE_DEVICE, IS_PROGRAM, PROGRAM, configurations
+from analysis.comparison.verdict import EQUAL_WITHIN, SpeedVerdict
+from analysis.comparison.work import IS_ONE_DEVICE, IS_PROGRAM, PROGRAM, REFERENCE, configurations
 from analysis.figures.stacked import attribution
 from analysis.report.claims import judged
-from analysis.report.costs import MOST_LISTED, cost, energy, memory
+from analysis.report.costs import MOST_LISTED, cost, energy, length, memory
 from analysis.report.programs import checks_of_programs, memory_of_programs, times_of_programs
 from analysis.report.sentence import sentences
-from analysis.report.warnings import few_repeats, parity_of, subjects
+from analysis.report.warnings import few_repeats, parity_of, subjects, to_know, warnings
 from analysis.runs.reader import once
 from parallelbench.config.build import COMPONENTS
 from parallelbench.config.sites import shipped
@@ -93,12 +93,22 @@ def _baseline(runs: Runs) -> list[str]:
     """What speed-ups are over, and why."""
     names = list(dict.fromkeys(one.name for one in campaign(runs).baselines if one.is_one_device))
     if not (names and campaign(runs).others):
-        return write(stand_ins(runs))
+        return [*write(stand_ins(runs)), *_no_scaling(runs)]
     alike = "the same work, framework and options" if len(names) > 1 else "the same work"
     one = (
         f"Speed-ups are over {ONE_DEVICE_IN_WORDS} with {alike} ({text.listed(names)}): they say what more devices gain"
     )
-    return [*write(stand_ins(runs)), f"{one}. `report --baseline NAME` takes another."]
+    return [*write(stand_ins(runs)), *_no_scaling(runs), f"{one}. `report --baseline NAME` takes another."]
+
+
+def _no_scaling(runs: Runs) -> list[str]:
+    """Which speed-ups are of another strategy than the baseline's on several devices."""
+    unlike = pl.col("efficiency").is_null() & (pl.col("devices") != pl.col("baseline_devices"))
+    rows = _compared(runs).filter(unlike)
+    if rows.is_empty():
+        return []
+    those, its = ("That", "is no scaling: its") if rows.height == 1 else ("Those", "are no scaling: their")
+    return [f"{those} of {_names(runs, rows)} {its} strategy is another one, too."]
 
 
 def _time(runs: Runs) -> list[str]:
@@ -106,7 +116,7 @@ def _time(runs: Runs) -> list[str]:
     rows = facts(runs).filter("displayed")
     told = times_of_programs(runs)
     if rows.is_empty() or rows.select(IS_PROGRAM.all()).item():
-        return told or (["Only whole steps are known of a user's program."] if rows.height else [])
+        return told
     if attribution.rows(runs).is_empty():
         return [*told, "What a step is spent on was not measured: measure.attribution_steps=20 tells."]
     return [*told, *attribution.finding(runs).splitlines()[:-1]]
@@ -130,18 +140,37 @@ def _trust(runs: Runs) -> list[str]:
         if why := _UNRANKED.get(row["verdict"]):
             found[why].append((row["group"], row["configuration"]))
     lines = [f"{named(subjects(runs, keys))}: {why}" for why, keys in found.items()]
-    beyond = rows.filter(pl.col("efficiency") > 1 + 1e-9).select("group", "configuration").rows()
     told = [f"No ranking rests on {text.listed(lines, most=len(lines), sep='; ')}."] if lines else []
-    told += [f"Explain before quoting: {named(subjects(runs, beyond))}, above the ideal."] if beyond else []
-    whole = count_of(rows.height, "speed-up has its verdict", "speed-ups have their verdicts")
-    return told or [f"{whole}: quote each with its interval."]
+    beyond = _above_ideal(runs)
+    told += [f"Explain before quoting: {_names(runs, beyond)}, above the ideal."] if beyond.height else []
+    whole = count_of(rows.height, "speed-up is decided", "speed-ups are decided")
+    return [*(told or [f"{whole}: quote each with its interval."]), *_before_quoting(runs)]
+
+
+def _above_ideal(runs: Runs) -> pl.DataFrame:
+    """The rows of `_compared` that are faster than further devices explain."""
+    return _compared(runs).filter(pl.col("efficiency") > 1 + 1e-9)
+
+
+MOST_TO_KNOW = 2
+"""Warnings that the first screen tells in words; it counts the others."""
+
+
+def _before_quoting(runs: Runs) -> list[str]:
+    """The first warnings that no other answer has, in brief, and how many more there are."""
+    told = write(to_know(runs), brief=True)[:MOST_TO_KNOW]
+    more = len(warnings(runs)) - len(told)
+    also = "more " if told else ""
+    rest = count_of(more, f"{also}thing to know before quoting", f"{also}things to know before quoting")
+    return [*told, *([f"{rest}: see the warnings."] if more else [])]
 
 
 def _paper(runs: Runs) -> list[str]:
-    """How many sentences a paper may quote, or why none."""
+    """The sentence about the largest speed-up, and how many more a paper may quote; or why none."""
     every = sentences(runs)
-    if known := sum(bool(each.text) for each in every):
-        return [f"{count_of(known, 'sentence')} and a LaTeX table: `parallelbench report DIR --sentence`."]
+    if known := quotable(runs):
+        more = f"{len(known) - 1} more and a" if len(known) > 1 else "A"
+        return [known[0], f"{more} LaTeX table: `parallelbench report DIR --sentence`."]
     reasons: dict[str, list[tuple[str, str]]] = defaultdict(list)
     for each in every:
         reasons[each.reason].append((each.group, each.configuration))
@@ -150,12 +179,30 @@ def _paper(runs: Runs) -> list[str]:
     return [f"No sentence: {why}."]
 
 
+def quotable(runs: Runs) -> list[str]:
+    """The sentences that a paper may quote, that about the largest speed-up first."""
+    speeds = {(group, name): value for group, name, value in summary(runs).select(*_KEYS, "speed_up").rows()}
+    known = [each for each in sentences(runs) if each.text]
+    known.sort(key=lambda each: speeds[each.group, each.configuration], reverse=True)
+    return [each.text for each in known]
+
+
+_KEYS = ("group", "configuration")
+
+
 def _parity(runs: Runs) -> list[str]:
-    """In how many runs the check against one device passed, and which were not checked."""
+    """In how many runs the check passed, against what, and which were not checked.
+
+    It compares steps of small batches in fp64, so it is known also where one device lacks memory for the training.
+    """
     asked = facts(runs).filter(~IS_ONE_DEVICE & ~IS_PROGRAM)
     checked = asked.drop_nulls("parity_passed")
     passed, whole = int(checked["parity_passed"].sum()), checked.height
+    others = checked["parity_reference"].count()
+    smaller = checked.filter(pl.col("parity_reference").is_null())["parity_model"].count()
     told = [f"passed in {passed} of {count_of(whole, 'run')}"] * bool(whole)
+    told += [f"{others} of them held against a reference of the strategy's author, not one device"] * bool(others)
+    told += [f"{smaller} of them as a smaller model, of the same kind"] * bool(smaller)
     if passed < whole:
         names = checked.filter(~pl.col("parity_passed"))["configuration"].unique(maintain_order=True).to_list()
         told += [f"failed in {whole - passed}, which do not count ({text.listed(names)})"]
@@ -163,7 +210,12 @@ def _parity(runs: Runs) -> list[str]:
         told.append(f"not checked (measure.parity=false): {named(off)}")
     if never := parity_of(runs, Code.PARITY_NEVER):
         told.append(f"not checked, as one device does not compute the same: {named(never)}")
-    return [f"Parity with one device: {'; '.join(told)}."] if told else []
+    whole_steps = checked.filter(pl.col("parity_reference").is_null(), pl.col("parity_model").is_null())
+    lost = summary(runs).filter(pl.col("oom_runs") > 0, strategy=REFERENCE)
+    lost = lost.join(whole_steps.select("group").unique(), on="group", how="semi", maintain_order="left")
+    fits = f", which fit although {_names(runs, lost)} ran out of memory" if lost.height else ""
+    how = f" (its steps in fp64, of small batches as a rule{fits})" if whole > others else ""
+    return [f"Parity with one device{how}: {'; '.join(told)}."] if told else []
 
 
 def remediable(runs: Runs) -> list[Note]:
@@ -185,6 +237,14 @@ def remediable(runs: Runs) -> list[Note]:
 
 
 def next_steps(runs: Runs) -> list[str]:
+    """What to measure, and what to explain before anybody quotes it."""
+    beyond = _above_ideal(runs)
+    are = "is" if beyond.height == 1 else "are"
+    explain = f"Before quoting, explain why {_names(runs, beyond)} {are} above the ideal: see the warnings."
+    return [*_to_measure(runs), *([explain] if beyond.height else [])]
+
+
+def _to_measure(runs: Runs) -> list[str]:
     """One command for all advice to measure more: the most repeats that any note asks for, what is open without them,
     and what to try again.
     """
@@ -237,11 +297,14 @@ def _nothing_to_measure(runs: Runs) -> list[str]:
     if others.height:
         told.append(f"Repeats alone give no verdict to {_names(runs, others)}: the warnings say what to change.")
     if not told and (ties := _untold(runs)):
-        told.append(f"Every comparison with {baseline_in_words(runs)} has its verdict. More repeats may tell {ties}.")
+        told.append(f"Every comparison with {baseline_in_words(runs)} is decided. More repeats may tell {ties}.")
     if not told:
-        told.append("Nothing more is needed: every comparison has its verdict.")
-    if failed.height:
-        told.append(f"No run of {_names(runs, failed)} counts.")
+        told.append("No more measuring is needed for the verdicts: every comparison is decided.")
+    lost = failed.filter(pl.col("oom_runs") == pl.col("runs"))
+    if lost.height:
+        told.append(f"{_names(runs, lost)} ran out of memory: more memory or another strategy helps, no repeat does.")
+    for (why,), rows in failed.filter(pl.col("oom_runs") < pl.col("runs")).group_by("exclusions", maintain_order=True):
+        told.append(f"No run of {_names(runs, rows)} counts ({why}): mend the cause, then measure again.")
     return told
 
 
@@ -396,7 +459,7 @@ def _shortest(runs: Runs, ordered: pl.DataFrame) -> list[str]:
     fastest, *slowest = (_configuration(runs, row) for row in (first, *others))
     verdicts = beside_fastest(runs, fastest, slowest, among=among)
     slower = all(verdict is SpeedVerdict.SLOWER for verdict in verdicts.values())
-    proof = "their own pairs tell them apart" if slower else "without a verdict between them"
+    proof = "told apart where the two are paired directly" if slower else "without a verdict between them"
     of = firsts.total()
     counts = [f"{framework} in {count} of {of} kinds of work" for framework, count in firsts.most_common()]
     whose = f": {text.listed(counts)}; for one" if of > 1 else ""
@@ -419,7 +482,7 @@ def _ties(runs: Runs, ordered: pl.DataFrame) -> str:
     tied = [each.name for each, verdict in verdicts.items() if verdict not in decided]
     told = f" Not told apart from {fastest}: {text.listed(tied)}." if tied else ""
     if others and alike["verdict"][0] == SpeedVerdict.FASTER and set(verdicts.values()) == {SpeedVerdict.SLOWER}:
-        return f" {fastest} is the fastest of all, by its own pairs."
+        return f" {fastest} is the fastest of all, also where two are paired directly."
     apart, unlike, few = those(_NOT_HELD[0]), those(_NOT_HELD[1]), those(*_FEW)
     told += f" Not tested whether {fastest} is faster than {apart}: they were measured apart." if apart else ""
     told += f" Not comparable with {fastest}: {unlike}." if unlike else ""
@@ -464,9 +527,12 @@ def _counted(runs: Runs, compared: pl.DataFrame) -> str:
     every = summary(runs)
     ones = len(campaign(runs).baselines)
     rest = every.height - ones - compared.height
-    what = "of one device" if baseline_in_words(runs) == ONE_DEVICE_IN_WORDS else "baseline" + "s" * (ones > 1)
-    parts = [f"{ones} {what}"] * bool(ones) + [f"{compared.height} compared with it ({words})"]
-    parts += [f"{rest} not compared"] * bool(rest)
+    of = " of one device" if baseline_in_words(runs) == ONE_DEVICE_IN_WORDS else ""
+    them = "it" if ones == 1 else "them"
+    parts = [f"{count_of(ones, 'baseline')}{of}"] * bool(ones) + [f"{compared.height} compared with {them} ({words})"]
+    failed = every.filter(pl.col("repeats") == 0, ~pl.col("disturbed"), pl.col("speed_up").is_null()).height
+    parts += [f"{rest - failed} not compared"] * bool(rest - failed)
+    parts += [f"{failed} without a run that counts"] * bool(failed)
     works = count_of(every["group"].n_unique(), "kind of work", "kinds of work")
     drifted = int(compared["drifted"].sum())
     changed = f" {_DRIFTED} {drifted} of those compared were measured: {_WITH_INTERVAL}." if drifted else ""
@@ -488,7 +554,34 @@ def _compared(runs: Runs) -> pl.DataFrame:
         drifted=pl.col("configuration_place").is_in(list(_drifted(runs))),
         several_frameworks=pl.lit(several),
         at_limit=pl.col("configuration_place").replace_strict(_at_limit(runs), default="", return_dtype=pl.String),
+        whole=pl.col("configuration_place").replace_strict(_wholes(runs), default="", return_dtype=pl.String),
     )
+
+
+@once
+def _wholes(runs: Runs) -> dict[int, str]:
+    """Place of a configuration → how many times as fast its whole runs are, where that is known and tells more."""
+    told = ((each.place, _whole(pairing, length(runs))) for each, pairing in campaign(runs).others)
+    return {place: words for place, words in told if words}
+
+
+_TRAINING = "total_training_time_s"
+
+
+def _whole(pairing: Pairing, length: str) -> str:
+    """With start-up; where that is not compared, of all epochs, if these say another speed than the later ones."""
+    if started := pairing.speed_up(with_startup=True):
+        times = text.fixed(started.median, 2)
+        return f"; whole runs of this length, start-up included, {times} times as fast"
+    steady, trained = pairing.speed_up(), pairing.ratio(_TRAINING)
+    if steady is None or trained is None or pairing.is_per_sample:
+        return ""
+    if abs(1 / trained.median / steady.median - 1) <= EQUAL_WITHIN:
+        return ""
+    warmed = any(note.code is Code.PARTLY_WARMED for note in pairing.caveats(metric=_TRAINING))
+    but = " (start-up aside; a parity check warmed up one side)" if warmed else " (start-up aside)"
+    of = f" of {length}" if length[0].isdigit() else ""
+    return f"; over the whole training{of} {text.fixed(1 / trained.median, 2)} times as fast{but}"
 
 
 @once
@@ -526,16 +619,14 @@ def _gained(row: dict[str, Any], *, named: bool) -> str:
     speed, pairs = f"{times} times as fast as {baseline}", count_of(row["speed_up_pairs"], "repeat")
     more = row["devices"] / row["baseline_devices"]
     rest = ""
-    if more > 1:
+    if more > 1 and row["efficiency"] is not None:
         begin = f" from {row['baseline_devices']} devices on" if row["baseline_devices"] > 1 else ""
         rest = f": {text.percent(row['efficiency'])} of theoretical scaling{begin}"
-        if row["efficiency_with_startup"] is not None:
-            whole = more * row["efficiency_with_startup"]
-            rest += f"; whole runs of this length, start-up included, {text.fixed(whole, 2)} times as fast"
         if max(row["efficiency"], row["efficiency_with_startup"] or 0) > 1 + 1e-9:
             by = f"{baseline} is at its memory's limit, {row['at_limit']}" if row["at_limit"] else ""
             or_by = f"by chance, by an error, or {baseline} alone lacks cache or memory"
             rest += f" (more than the ideal: {by or or_by})"
+    rest += row["whole"]
     if row["verdict"] == SpeedVerdict.NOT_INTERLEAVED:
         return f"{does} {speed} ({pairs}, but measured apart from it: no interval){rest}."
     if row["speed_up_low"] is None:

@@ -70,7 +70,7 @@ def _fits(runs: Runs) -> list[str]:
     return [f"{text.listed(lines, most=MOST_LISTED, sep='; ')}{'' if fullest else _UNKNOWN_LIMIT}."] if lines else []
 
 
-_UNKNOWN_LIMIT = "; how close to the limit is not known, as no run recorded it"
+_UNKNOWN_LIMIT = "; how close to the limit is not known: no run recorded one (a GPU's, a job's cgroup's or the node's)"
 
 
 def _where_it_fits(rows: list[dict[str, Any]]) -> str:
@@ -171,7 +171,9 @@ def energy(runs: Runs) -> list[str]:
         return []
     flags = sorted({flag for found in of_gpus["energy_flags"].drop_nulls() for flag in found.split()} & FLAGS.keys())
     why = (
-        text.listed([f"{FLAGS[flag]} ({flag})" for flag in flags]) if flags else _unsampled(runs, "the GPUs' counters")
+        text.listed([f"{FLAGS[flag]} ({flag})" for flag in flags])
+        if flags
+        else _off(runs) or "the GPUs' counters could not be read"
     )
     return [f"None to quote: {why}."]
 
@@ -189,13 +191,18 @@ def _energy_of_processors(runs: Runs) -> list[str]:
     told = _of_works(rows.drop_nulls(name), name, what, lambda row: text.number(row[name]))
     if told or rows.is_empty():
         return told
-    return [f"Not measured: {_unsampled(runs, 'the counters of these processors (RAPL)')}."]
+    counters = f"the counters of these processors (RAPL) could not be read (as root, `{_LET_READ}` allows it to all)"
+    return [f"Not measured: {_off(runs) or counters}."]
 
 
-def _unsampled(runs: Runs, counters: str) -> str:
+_LET_READ = "chmod a+r /sys/class/powercap/*/energy_uj"
+
+
+def _off(runs: Runs) -> str:
+    """That nothing was sampled, and how to; empty where it was to be."""
     rates = facts(runs).filter("displayed")["config_json"].str.json_path_match("$.measure.telemetry_hz")
     is_off = set(rates.cast(pl.Float64, strict=False)) == {0.0}
-    return "telemetry was off (measure.telemetry_hz=10 turns it on)" if is_off else f"{counters} could not be read"
+    return "telemetry was off (measure.telemetry_hz=10 turns it on)" if is_off else ""
 
 
 def cost(runs: Runs) -> list[str]:
@@ -224,8 +231,8 @@ def cost(runs: Runs) -> list[str]:
         more += [] if row[money] is None else [f"price: {text.number(row[money])}"]
         return text.number(row[hours]) + (f" ({'; '.join(more)})" if more else "")
 
-    length = f"to {text.accuracy(runs.target)} test accuracy" if is_chosen else f"for {_length(runs)}"
-    told = _of_works(known, hours, f"Device-hours {length}{{of work}}: {{each}}", each)
+    how_long = f"to {text.accuracy(runs.target)} test accuracy" if is_chosen else f"for {length(runs)}"
+    told = _of_works(known, hours, f"Device-hours of training {how_long}{{of work}}, start-up aside: {{each}}", each)
     told = told or [f"Device-hours of {known['group'].n_unique()} kinds of work: below, with the energy."]
     return (
         told
@@ -234,7 +241,7 @@ def cost(runs: Runs) -> list[str]:
     )
 
 
-def _length(runs: Runs) -> str:
+def length(runs: Runs) -> str:
     """How long the runs trained, start-up aside."""
     rows = facts(runs).filter("displayed")
     if rows.select(IS_PROGRAM.all()).item():
@@ -247,22 +254,36 @@ def _length(runs: Runs) -> str:
 
 def _of_works(rows: pl.DataFrame, column: str, words: str, each: Callable[[dict[str, Any]], str]) -> list[str]:
     """A sentence for each of few kinds of work: what each of few configurations took, the least first; of more, the
-    least and the most.
+    least, the most and the fastest configuration's. Those that took the same are told together.
     """
     groups = list(rows.group_by("group", maintain_order=True))
     if len(groups) > MOST_LISTED:
         return []
     lines = []
     for (group,), members in groups:
-        ordered = members.sort(column, maintain_order=True).to_dicts()
-        ends = ordered if len(ordered) <= (2 if len(groups) > 1 else MOST_LISTED) else [ordered[0], ordered[-1]]
-        told = [f"{each(row)} with {row['configuration']}" for row in ends]
-        alike = {each(row) for row in ordered}
-        told = [f"{alike.pop()} with all"] if len(alike) == 1 < len(ordered) else told
-        shown = text.listed(told, most=MOST_LISTED) if ends is ordered else " to ".join(told)
+        took: dict[str, list[str]] = defaultdict(list)
+        for row in members.sort(column, maintain_order=True).to_dicts():
+            took[each(row)].append(row["configuration"])
+        told = [f"{value} with {_all_or_some(names, members.height)}" for value, names in took.items()]
+        if len(told) > (2 if len(groups) > 1 else MOST_LISTED):
+            fastest = members.sort(*_BY_SPEED, descending=(True, False), nulls_last=True, maintain_order=True)
+            row = fastest.row(0, named=True)
+            at = list(took).index(each(row))
+            name = row["configuration"]
+            between = f"; the fastest, {name}: {each(row)}" if 0 < at < len(told) - 1 else ""
+            shown = f"{told[0]} to {told[-1]}{between}"
+        else:
+            shown = text.listed(told, most=MOST_LISTED)
         work = f" of {group}" if len(groups) > 1 else ""
         lines.append(f"{words.format_map({'of work': work, 'each': shown})}.")
     return lines
+
+
+_BY_SPEED = ("throughput_samples_per_s", "steady_step_time_s")
+
+
+def _all_or_some(names: list[str], whole: int) -> str:
+    return "all" if len(names) == whole > 1 else text.listed(names, most=MOST_LISTED)
 
 
 def _ratio_of_energies(pairing: Pairing) -> Ratio | None:

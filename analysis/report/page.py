@@ -202,8 +202,10 @@ def render(runs: Runs, figures: Sequence[Figure], images: Mapping[str, str], fil
         trust=answers.TRUST,
         quotes=_quotes(runs),
         programs=bool(facts(runs).select(IS_PROGRAM.any()).item()),
+        all_programs=bool(facts(runs).select(IS_PROGRAM.all()).item()),
         matrix=matrix(runs),
         warnings=warnings.warnings(runs),
+        not_runs=warnings.not_runs(runs),
         measured=_measured(runs),
         files=files,
         **_figures(figures, images),
@@ -231,7 +233,10 @@ def render(runs: Runs, figures: Sequence[Figure], images: Mapping[str, str], fil
 class Quotes(NamedTuple):
     """What may be written in a paper: see `analysis.report.sentence`."""
 
+    first: str
+    """Stands on the first screen itself."""
     sentences: list[str]
+    """The others."""
     left: int
     """Sentences that only `report --sentence` prints."""
     latex: str
@@ -239,9 +244,9 @@ class Quotes(NamedTuple):
 
 def _quotes(runs: Runs) -> Quotes | None:
     """None where these runs support no sentence."""
-    known = [each.text for each in sentence.sentences(runs) if each.text]
+    known = answers.quotable(runs)
     shown = known[:MOST_QUOTED]
-    return Quotes(shown, len(known) - len(shown), sentence.latex_table(runs)) if known else None
+    return Quotes(shown[0], shown[1:], len(known) - len(shown), sentence.latex_table(runs)) if known else None
 
 
 _MOST_ENTRIES = 4

@@ -11,7 +11,7 @@ import msgspec
 import polars as pl
 
 from analysis import text
-from analysis.comparison.losses import UNLIKE, partings, printed
+from analysis.comparison.losses import how_near, partings, printed
 from analysis.comparison.summary import displayed, summary
 from analysis.comparison.work import IS_PROGRAM, configurations
 from analysis.metrics.epochs import AS_TEXT, numbered
@@ -31,7 +31,13 @@ GROWTH = 1.05
 def times_of_programs(runs: Runs) -> list[str]:
     """Where a step's time goes, as far as it shows from outside; nothing where the suite's own runs were measured."""
     rows = displayed(runs).filter(IS_PROGRAM)
-    return [] if rows.is_empty() else [*_waiting(runs), *_slowest(runs, rows), *_idle(runs, rows)]
+    return [] if rows.is_empty() else [*_waiting(runs), *_slowest(runs, rows), *_idle(runs, rows), _REST]
+
+
+_REST = (
+    "What else a program's step is spent on is not known: launch one run under `nsys profile` or `py-spy record`, or "
+    "use torch.profiler in it."
+)
 
 
 def memory_of_programs(runs: Runs) -> list[str]:
@@ -47,11 +53,14 @@ def checks_of_programs(runs: Runs) -> list[str]:
 
 
 def in_windows(runs: Runs, words: str) -> str:
-    """Words about epochs, of users' programs alone about windows of steps, which stand for them."""
+    """Words about epochs, of users' programs alone about windows of steps, which stand for them; the
+    warm-up's has as many as program.warmup_steps says.
+    """
     rows = displayed(runs)
     if rows.is_empty() or not rows.select(IS_PROGRAM.all()).item():
         return words
-    steps = runs.epochs.join(rows.select("run_id"), on="run_id", how="semi")["steps"].drop_nulls().unique().to_list()
+    after = runs.epochs.filter(pl.col("epoch") > 1).join(rows.select("run_id"), on="run_id", how="semi")
+    steps = after["steps"].drop_nulls().unique().to_list()
     window = f"window of {count_of(int(steps[0]), 'step')}" if len(steps) == 1 else "window of steps"
     whole = {"per epoch": f"per {window}", "Per epoch": f"Per {window}", "an epoch": f"a {window}"}
     for of_epochs, of_windows in (whole | {"An epoch": f"A {window}", "epoch": "window", "Epoch": "Window"}).items():
@@ -115,9 +124,10 @@ def _waiting(runs: Runs) -> list[str]:
         of_share[text.percent(row["steady_data_wait_share"])].append(row["configuration"])
     names = {share: "all" if len(of_share) == 1 < len(of) else text.listed(of) for share, of in of_share.items()}
     told = [f"{share} of a step with {of}" for share, of in names.items()]
+    alike = ", alike, so they explain no difference" if len(of_share) == 1 < rows.height else ""
     much = rows.filter(pl.col("steady_data_wait_share") > NOTABLE_SHARE).height
     advice = ": try more workers of the DataLoader, faster decoding or storage, before more devices" if much else ""
-    return [f"Waiting for data: {text.listed(told)}{advice}."]
+    return [f"Waiting for data: {text.listed(told)}{alike}{advice}."]
 
 
 def _slowest(runs: Runs, rows: pl.DataFrame) -> list[str]:
@@ -190,5 +200,4 @@ def _losses(runs: Runs) -> list[str]:
     if parted:
         where = "(mean of the last window, median over repeats)"
         return [f"Printed losses part: {text.listed(parted)} {where}: do both do the same work?"]
-    count = known.select("group", "configuration").n_unique()
-    return [f"{unchecked}; the losses that {count_of(count, 'configuration')} print lie within {text.percent(UNLIKE)}."]
+    return [f"{unchecked}; {how_near(runs)}."]

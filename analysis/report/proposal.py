@@ -257,6 +257,8 @@ def _scaling_table(runs: Runs, rows: pl.DataFrame, members: Members, *, of_progr
     if baselines:
         lacking = f" ({text.MISSING}: {why})" if why else ""
         over = f"Speed-up is over {text.listed(baselines)}{lacking}; efficiency is speed-up ÷ {per}"
+        if _without_efficiency(rows):
+            over += ", of the baseline's own strategy alone: beside another one's, a ratio is not of devices alone"
     else:
         over = f"No speed-up: {why}" if why else "No speed-up"
     sizes = displayed(runs).filter(group=batch)["batch_size"].unique().sort().to_list()
@@ -269,14 +271,14 @@ def _scaling_table(runs: Runs, rows: pl.DataFrame, members: Members, *, of_progr
         caption += f" {DISTURBED_MARK} Other programs disturbed these runs: they are compared with nothing."
     drawn = _drawn(rows)
     figure = svg(_chart(drawn, runs, of_baseline).to_dict(validate=False)) if drawn["devices"].n_unique() > 1 else ""
+    own = f" of {text.listed(baselines)}" if _without_efficiency(rows) else ""
+    ideal = f"; grey: ideal{own}" if of_baseline else ""
     return Table(
         f"{scaling}-scaling",
         caption,
         *_without_empty(head, shown),
         figure=figure,
-        figure_caption=f"{scaling.capitalize()} scaling, with 95 % intervals{'; grey: ideal' if of_baseline else ''}."
-        if figure
-        else "",
+        figure_caption=f"{scaling.capitalize()} scaling, with 95 % intervals{ideal}." if figure else "",
     )
 
 
@@ -288,6 +290,11 @@ def _baselines(rows: pl.DataFrame) -> list[str]:
     """What the speed-ups of these rows are over, in words."""
     names = rows.filter(pl.col("speed_up").is_not_null())["baseline"].drop_nulls().unique(maintain_order=True)
     return [in_words(name, named=len(names) > 1) for name in names]
+
+
+def _without_efficiency(rows: pl.DataFrame) -> bool:
+    """Whether a speed-up is over several devices of another strategy."""
+    return not rows.filter(pl.col("speed_up").is_not_null(), pl.col("efficiency").is_null()).is_empty()
 
 
 def _without_speed_up(rows: pl.DataFrame) -> list[str]:
@@ -326,7 +333,8 @@ def _lead(scaling: str, rows: pl.DataFrame, members: Members, asked: Work, *, st
     if row["speed_up"] is not None and not is_own and rows["devices"].n_unique() > 1:
         speed_up, efficiency = _gain(row)
         over = in_words(row["baseline"], named=len(_baselines(rows)) > 1)
-        told.append(f"{speed_up} times as fast as {over}, efficiency {efficiency}")
+        share = "" if row["efficiency"] is None else f", efficiency {efficiency}"
+        told.append(f"{speed_up} times as fast as {over}{share}")
     if wall and hours:
         during = " (others disturbed these runs)" if _is_disturbed(members, row, asked) else ""
         told.append(f"{asked} take {wall.shown(text.number)} h, {hours.shown(text.number)} device-hours{during}")
@@ -476,6 +484,8 @@ def _method(runs: Runs, rows: pl.DataFrame, *, of_programs: bool, left: int) -> 
     yield "Same training", _parity(known, of_programs=of_programs)
     if known["mfu"].count():
         yield "MFU", "model FLOP/s ÷ (devices × the rate of a matrix product that was measured on the device)"
+    if saved := _checkpoints(runs):
+        yield "Checkpoint", saved
     disturbed = write(disturbed_times(runs), brief=True)
     of_comparisons = write([*refusals(runs), *limits(runs, BESIDE_SPEED_UPS)], brief=True)
     if told := [*write(stand_ins(runs)), *of_comparisons, *disturbed]:
@@ -600,11 +610,26 @@ _MIB_OF_FP32 = 4 / 2**20
 
 def _unknown(runs: Runs, missing: Sequence[str], *, of_programs: bool) -> Iterator[str]:
     """What a centre may ask, and these runs don't say."""
-    yield f"Time and size of a checkpoint: not recorded{_weights(runs)}."
+    if not _checkpoints(runs):
+        yield f"Time and size of a checkpoint: no run saved one (launcher.checkpoint=always does){_weights(runs)}."
     if missing:
         yield f"Not measured, or not known: {text.listed(missing, most=8)}."
     if of_programs and displayed(runs)["global_batch_size"].null_count():
         yield "Samples per step: not known, so efficiencies hold only if each step does the same work on any devices."
+
+
+def _checkpoints(runs: Runs) -> str:
+    """What saving the state takes, of each configuration that saved one, the largest first; empty where none did."""
+    saved = displayed(runs).drop_nulls("checkpoint_bytes")
+    each = saved.group_by("configuration", maintain_order=True).agg(
+        pl.col("checkpoint_bytes").max(), pl.col("checkpoint_save_s").median()
+    )
+    told = [
+        f"{text.mebibytes(row['checkpoint_bytes'])} MiB in {text.seconds(row['checkpoint_save_s'])} with "
+        f"{row['configuration']}"
+        for row in each.sort("checkpoint_bytes", descending=True, maintain_order=True).to_dicts()
+    ]
+    return f"{text.listed(told, most=4)}, while training stands still" if told else ""
 
 
 def _weights(runs: Runs) -> str:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import polars as pl
 
 from analysis import text
 from analysis.comparison.baseline import in_words
@@ -19,8 +22,6 @@ from analysis.runs.reader import once
 from parallelbench.errors import count_of
 
 if TYPE_CHECKING:
-    import polars as pl
-
     from analysis.runs.reader import Runs
 
 
@@ -54,7 +55,8 @@ def sentences(runs: Runs) -> list[Sentence]:
 def _trained(runs: Runs) -> pl.DataFrame:
     """Of the rows of `facts` that are displayed what sentences and captions say."""
     named = ("device_type", "device_name", "cores_per_device", "framework", "environment_json", "data", "model")
-    return facts(runs).filter("displayed").select("group", "configuration", *named)
+    command = pl.col("config_json").str.json_path_match("$.strategy.command").alias("command")
+    return facts(runs).filter("displayed").select("group", "configuration", *named, command)
 
 
 def _where(row: dict[str, Any], rows: pl.DataFrame) -> str:
@@ -62,7 +64,9 @@ def _where(row: dict[str, Any], rows: pl.DataFrame) -> str:
     kind, name, cores = rows.select("device_type", "device_name", "cores_per_device").row(0)
     devices, nodes = row["devices"], row["nodes"]
     on = f"{devices} × {name}" if kind == "cuda" else f"{count_of(devices * (cores or 1), 'core')} of {name}"
-    return f"{on} ({', '.join([f'{nodes} nodes'] * (nodes > 1) + frameworks(rows))})"
+    more = [f"{nodes} nodes"] * (nodes > 1)
+    more += [] if row["strategy"] == PROGRAM else frameworks(rows)  # which framework a program has is its own
+    return f"{on} ({', '.join(more)})" if more else on
 
 
 def _sentence(row: dict[str, Any], rows: pl.DataFrame) -> str:
@@ -71,24 +75,32 @@ def _sentence(row: dict[str, Any], rows: pl.DataFrame) -> str:
     low, high = row["speed_up_low"], row["speed_up_high"]
     times, baseline = text.estimate(row["speed_up"], low, high), in_words(row["baseline"])
     evidence = f"{text.interval_of_95(low, high)}, {count_of(row['speed_up_pairs'], 'paired repeat')}"
-    who, what = _subject(row, run), _work(row, run)
+    who, what, did = _subject(row, run), _work(row, run), "ran" if row["strategy"] == PROGRAM else "trained"
     if row["verdict"] == SpeedVerdict.NO_DIFFERENCE:
         among = "" if low <= 1 <= high else "; not enough among so many verdicts"
         return (
-            f"On {where}, no difference was shown in how fast {who} and {baseline} trained {what} "
+            f"On {where}, no difference was shown in how fast {who} and {baseline} {did} {what} "
             f"(ratio {times}, {evidence}{among})."
         )
     if row["verdict"] == SpeedVerdict.EQUAL:
         within = f"to within {100 * EQUAL_WITHIN:.0f} %"
-        return f"On {where}, {who} trained {what} as fast as {baseline} {within} ({times} times, {evidence})."
-    return f"On {where}, {who} trained {what} {times} times as fast as {baseline} ({evidence})."
+        return f"On {where}, {who} {did} {what} as fast as {baseline} {within} ({times} times, {evidence})."
+    return f"On {where}, {who} {did} {what} {times} times as fast as {baseline} ({evidence})."
 
 
 def _subject(row: dict[str, Any], run: dict[str, Any]) -> str:
     """ "pipeline (schedule gpipe) on 4 devices": a user's own program has the name of its model."""
     strategy, _, options = row["variant"].partition(", ")
-    name = run["model"] if row["strategy"] == PROGRAM else strategy
+    name = _script_of(run) if row["strategy"] == PROGRAM else strategy
     return f"{name}{f' ({options})' if options else ''} on {count_of(row['devices'], 'device')}"
+
+
+def _script_of(run: dict[str, Any]) -> str:
+    """The file that a program's command names, "train.py"; else the program's own name."""
+    name = str(run["model"])
+    command = str(run["command"] or "")
+    found = re.search(rf"(?<![\w.-]){re.escape(name)}\.\w+(?![\w.-])", command)
+    return found.group() if found else name
 
 
 def _work(row: dict[str, Any], run: dict[str, Any]) -> str:
@@ -150,9 +162,12 @@ def _caption(group: str, rows: pl.DataFrame, trained: pl.DataFrame | None) -> st
     if trained is not None:
         of = [*trained["device_name"].drop_nulls().unique(maintain_order=True), *frameworks(trained)]
     over = text.listed(sorted({in_words(row["baseline"]) for row in rows.iter_rows(named=True)}))
+    unlike = not rows.filter(pl.col("speed_up").is_not_null(), pl.col("efficiency").is_null()).is_empty()
+    own = ", efficiency of the baseline's own strategy alone" if unlike else ""
     marked = f"; {text.DISTURBED_MARK}: others disturbed these runs" if rows["disturbed"].any() else ""
     on = f" ({', '.join(of)})" if of else ""
-    return f"{group}{on}: medians over the runs that count; speed-up over {over}, in brackets its 95 % interval{marked}"
+    what = f"medians over the runs that count; speed-up over {over}, in brackets its 95 % interval"
+    return f"{group}{on}: {what}{own}{marked}"
 
 
 def latex_table(runs: Runs) -> str:

@@ -59,6 +59,7 @@ _MOST_REASONS = 25
 """For which runs are excluded: so many have a line."""
 
 
+@once
 def warnings(runs: Runs) -> list[str]:
     """Everything that limits the numbers, in one line each."""
     before = [*stand_ins(runs), *unreached(runs), *refusals(runs), *_excluded(runs)]
@@ -66,7 +67,27 @@ def warnings(runs: Runs) -> list[str]:
     after = [*_few_repeats(runs), *_by_chance(runs), *without_baseline(runs), *_samples(runs), *_single_epoch(runs)]
     after += [*_resumed(runs), *_energies(runs), *_throttled(runs), *_parity_off(runs), *unchecked(runs)]
     after += [*_recorded(runs), *_shared(runs), *limits(runs), *_environments(runs)]
-    return [*write(before), *format_skipped(runs.skipped, root=runs.root), *write(after)]
+    return [*write(before), *_skipped(runs, is_run=True), *write(after)]
+
+
+def not_runs(runs: Runs) -> list[str]:
+    """The folders that hold no run: they limit no number."""
+    return _skipped(runs, is_run=False)
+
+
+def _skipped(runs: Runs, *, is_run: bool) -> list[str]:
+    return format_skipped((each for each in runs.skipped if each.is_run is is_run), root=runs.root)
+
+
+_TOLD_WITH_SPEEDS = (Code.APART, Code.ABOVE_IDEAL, Code.AT_MEMORY_LIMIT, Code.DRIFT)
+
+
+def to_know(runs: Runs) -> list[Note]:
+    """What limits the numbers and stands beside none of the first answers, by weight."""
+    notes = [note for note in limits(runs) if note.code not in _TOLD_WITH_SPEEDS]
+    notes += [*_recorded(runs), *without_baseline(runs), *_throttled(runs), *_shared(runs), *_environments(runs)]
+    notes += [*_resumed(runs), *_single_epoch(runs), *unchecked(runs), *_warmed(runs), *_packed(runs)]
+    return [*notes, *_samples(runs), *_by_chance(runs)]
 
 
 def _excluded(runs: Runs) -> list[Note]:

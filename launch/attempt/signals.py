@@ -24,8 +24,8 @@ _noted: deque[signal.Signals] = deque()
 _actions: dict[signal.Signals, Action] = {}
 _at_once = False
 _bells: list[int] = []
-"""Pipes to read from, the present one last: a signal rings before Python knows of it, so that also one that comes just
-before a rest ends it. None is there at other times, for a fork would share it."""
+"""Self-pipes, the present one last: a signal that arrives just before `select` still wakes it. One is open within
+`noting` only, so that forks do not inherit it."""
 
 
 @contextmanager

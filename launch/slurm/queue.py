@@ -6,6 +6,7 @@ the others leave open. However many sweeps there are, `track` asks the queue onc
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -16,7 +17,7 @@ from launch.attempt.outcome import unsaved
 from launch.slurm import record, scheduler
 from launch.slurm.job import leave_calls
 from launch.slurm.sbatch import Hours, slurm
-from launch.slurm.time_limit import WARNING_OFF_BY_S, more_min
+from launch.slurm.time_limit import WARNING_OFF_BY_S
 from launch.states import RunStatus, saved
 from parallelbench.errors import StorageError
 from parallelbench.results import liveness
@@ -399,10 +400,10 @@ def _what_must_change(folder: RunFolder, ended: str, submission: Submission, run
     if ended == scheduler.OUT_OF_MEMORY and asks and _memory_gib(has, its_site) <= _memory_gib(had, site):
         return f"out of host memory: raise launcher.memory_gib_per_device above {_memory_gib(had, site):g}"
     is_auto = has.time_limit_min == "auto" if run is not None else submission.auto
-    next_min = more_min(had.limit_min, its_site) if is_auto else has.limit_min
-    in_vain = next_min <= had.limit_min and not saved(folder)
+    had_all = (submission.is_most and its_site == site) or had.limit_min >= (its_site.max_time_min or math.inf)
+    in_vain = (had_all if is_auto else has.limit_min <= had.limit_min) and not saved(folder)
     if ended == "TIMEOUT" and in_vain and not unsaved(attempts[-1]):  # else it is room that lacks, not time
-        fix = "it is all that site.max_time_min allows" if is_auto else "raise it"
+        fix = "it is all that the site or its partition allows" if is_auto else "raise it"
         return f"nothing was saved within launcher.time_limit_min={had.limit_min}: {fix}"
     return ""
 

@@ -64,6 +64,8 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     """With the time limit as a number."""
     auto: bool = False
     """Whether `launcher.time_limit_min=auto` has chosen that number."""
+    is_most: bool = False
+    """Whether it is all that the site or the cluster allows."""
     site: Site
     """Both as of this submission; the runs' configurations keep those of the first one."""
     plugin: list[str]

@@ -59,8 +59,8 @@ FIND_MODULE = (
     """type module > /dev/null 2>&1 || { echo "parallelbench: site.modules, but no command module on $(hostname)"; """
     """exit 127; }""",
 )
-"""Whose login shell is no bash hands none of its functions on. First what that shell has loaded, as bash needs it: the
-files of /etc/profile.d may take the login shell for the one that reads them."""
+"""`module` is a bash function, so a job of a user with another login shell lacks it. The module system that this shell
+has loaded comes first: files of /etc/profile.d may set up the login shell instead of the one that reads them."""
 
 
 @dataclass(frozen=True)
@@ -496,6 +496,7 @@ class JobGroup:
             device_type=self.device_type,
             launcher=self.launcher,
             auto=slurm(run).time_limit_min == "auto",
+            is_most=self.limit.is_most,
             site=run.site,
             plugin=plugin_of(run),
             umask=record.readable_by_others(),

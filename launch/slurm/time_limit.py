@@ -43,6 +43,8 @@ class Limit:
     minutes: int
     why: str = ""
     """What it follows from; empty: it was asked for."""
+    is_most: bool = False
+    """Whether it is all that the site or the cluster allows."""
 
 
 @dataclass(frozen=True)
@@ -84,22 +86,16 @@ class Limits:
     def _of_sweep_s(self, item: Prepared) -> float:
         """Time for a run by the others of its sweep, s, as if fewer devices took longer in proportion; 0: none is."""
         devices = item.planned.run.devices
-        longest = (each.took_s * max(1.0, each.item.planned.run.devices / devices) for each in self.known.every())
-        return OF_SWEEP * max(longest, default=0.0)
+        return OF_SWEEP * max(self.known.scaled_s(devices), default=0.0)
 
     def _at_most(self, found: Limit, run: RunConfig) -> Limit:
         """The limit, as far as the site and the cluster allow it."""
         allowed = {"site.max_time_min": run.site.max_time_min, "the partition": self.most_min(run.site)}
         for what, most in allowed.items():
-            if most is not None and most < found.minutes:
-                found = Limit(most, f"all that {what} allows")
+            if most is not None and most <= found.minutes:
+                found = Limit(most, f"all that {what} allows", is_most=True)
         _require_time(run, found.minutes)
         return found
-
-
-def more_min(had: int, site: Site) -> int:
-    """The limit of the next job of a run that has reached one, in minutes, as far as the site allows it."""
-    return min(math.ceil(AFTER_TIMEOUT * had), site.max_time_min or MOST_MIN)
 
 
 def check_time(run: RunConfig) -> None:

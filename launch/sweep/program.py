@@ -93,7 +93,7 @@ def _of_command(command: str) -> list[str]:
         raise ConfigError("program= is empty: give a command, e.g. program='python train.py'")
     if "${" in command:
         raise ConfigError("program: ${NAME} is refused, since names in braces are the suite's: write $NAME")
-    return [f"{GROUP}={FREE}", f"{GROUP}.name={_name(command)}", f"{GROUP}.command={_quoted(command)}"]
+    return [f"{GROUP}={FREE}", f"{GROUP}.name={_quoted(_name(command))}", f"{GROUP}.command={_quoted(command)}"]
 
 
 def _quoted(text: str) -> str:

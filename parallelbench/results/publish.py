@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import uuid
+from statistics import median
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -81,6 +82,9 @@ def run_row(run: RunConfig, attempt: Attempt, outcome: Outcome, events: list[Row
     for event in events:
         if event["event"] == "facts":
             row |= {name: value for name, value in event.items() if name in row}
+    if saved := [event for event in events if event["event"] == "checkpoint"]:
+        row["checkpoint_save_s"] = median(event["save_s"] for event in saved)
+        row["checkpoint_bytes"] = saved[-1]["bytes"]
     row["warnings"] = "; ".join(filter(None, [row["warnings"], telemetry_warning(events)])) or None
     return row
 

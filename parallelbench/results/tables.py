@@ -28,6 +28,7 @@ SUSPENDED = "suspended"
 
 _NOT_CHECKED = "not checked"
 _NOT_RECORDED = "not recorded"
+_UNSAVED = "no checkpoint was saved (launcher.checkpoint=always saves some)"
 _UNTRAINED = "nothing was trained (epochs=0)"
 _UNPREPARED = "nothing was preprocessed"
 _MATMUL = "floating-point operations per second of a matrix product (CPU: fp32, GPU: fp16)"
@@ -142,7 +143,7 @@ RUN = table_of(
     Column("launched_at", "Unix time just before the attempt's processes were started or, with several nodes, before "
         "these met", null=_NOT_RECORDED),
     Column("waited_s", "submission to the start of the job that the attempt is a part of: how long it waited in the "
-        "queue", null="no job was queued, or it was started again"),
+        "queue", null="no job was queued, or it was started again, or waited for other jobs of its sweep"),
     text("attempts_json", "of each attempt that trained: number, the `submit` that asked for it, time of day, host, "
         "commit, uncommitted changes, and a plugin's sources; canonical JSON", null=_NOT_RECORDED),
     text("resumed_after", "epochs after which training was interrupted and a later attempt went on, as in '4, 9'",
@@ -166,6 +167,9 @@ RUN = table_of(
     Column("startup_compile_s", "torch.compile, or the capture of a CUDA graph; TensorFlow: tracing",
         null=f"neither compiled nor captured nor traced, or {_PACKED}"),
     Column("closing_check_s", "the closing check after the last epoch, on rank 0", null=_NOT_CHECKED),
+    Column("checkpoint_save_s", "from the end of an epoch to its state being on disk, of all ranks: median over the "
+        "checkpoints of the run; training stands still meanwhile", null=_UNSAVED),
+    count("checkpoint_bytes", "size of the run's last checkpoint: the files of all ranks", null=_UNSAVED),
     Column("startup_first_step_s", "the first training step, synchronised", null=f"{_UNTRAINED}, or {_PACKED}"),
     text("preprocess_engine", "configuration: preprocess.engine; none: nothing was preprocessed", null=_PROGRAM),
     text("preprocess_recipe", "configuration: preprocess.recipe", null=_UNPREPARED),

@@ -113,6 +113,14 @@ class Checkpoints:
                 shutil.rmtree(self.folder / key.name, ignore_errors=True)
         return problem
 
+    def size_bytes(self, key: Key) -> int | None:
+        """Size of a checkpoint's files, of all ranks; None where the disk does not say."""
+        files = [self.folder / key.name / f"rank{rank}.pt" for rank in range(self.world.size)]
+        try:
+            return sum(os.stat(file).st_size for file in files)
+        except OSError:
+            return None
+
     def _write(self, key: Key, state: State) -> tuple[str, str | None]:
         """The sha256 of what was written, never read back; or, where that is empty, the reason why it failed."""
         path = self._file(key)
@@ -280,7 +288,8 @@ class EpochBoundary:
             return
         self.saved = epoch
         if self._world.rank == 0:
-            self._journal.event("checkpoint", epoch=epoch, save_s=time.perf_counter() - start)
+            save_s = time.perf_counter() - start
+            self._journal.event("checkpoint", epoch=epoch, save_s=save_s, bytes=self._checkpoints.size_bytes(key))
 
     def stop(self, epoch: int) -> None:
         """Record that this attempt ends after an epoch, as requested."""

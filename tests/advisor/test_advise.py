@@ -108,7 +108,8 @@ def test_devices_are_spread_over_as_many_nodes_as_are_asked_for_or_needed() -> N
     assert [(each.run.devices, each.run.nodes) for each in found] == [(2, 2)]
     rows, impossible = rows_of("strategy=ddp", devices=[4, 7])
     assert [each.devices for each in rows] == [4]
-    assert impossible == {("ddp", 7): "devices=7 can't be spread evenly over nodes=2: choose a multiple of 2"}
+    even = "choose devices=6 or devices=8, or nodes=1"
+    assert impossible == {("ddp", 7): f"devices=7 can't be spread evenly over nodes=2: {even}"}
     _, (full,) = suite_candidates(question.bases, [8], given=question.given, device_type="cpu", per_node=4, nodes=1)
     assert full.why == "devices=8 need more than nodes=1 of 4 devices: choose nodes=2 or more"
 

@@ -136,8 +136,9 @@ def test_a_publications_figures_are_in_reports_on_its_sweeps_only(tmp_path: Path
 def test_scaling_is_held_against_the_devices_of_the_baseline(many: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four devices stand for the baseline: eight of them, 1.5 times as fast, have 75 % of the ideal 2."""
     names = {"group": "work", "strategy": "fsdp", "variant": "fsdp", "nodes": 1, "kind": "steady", "repeat": 0}
+    names |= {"baseline_devices": 4, "tells_scaling": True}
     rows = [
-        names | {"configuration": f"fsdp × {n}", "devices": n, "baseline_devices": 4, "value": value}
+        names | {"configuration": f"fsdp × {n}", "devices": n, "value": value, "baseline": "fsdp × 4"}
         for n, value in ((4, 1.0), (8, 1.5))
     ]
     monkeypatch.setattr(scaling, "gains", lambda runs: pl.DataFrame(rows))

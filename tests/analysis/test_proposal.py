@@ -72,6 +72,14 @@ def test_hours_are_start_up_the_first_epoch_and_the_others_at_the_steady_rate(us
     assert f"10 epochs take {shown(two)} h, {twice} device-hours" in page.lead[0]
 
 
+def test_a_checkpoint_is_told_of_each_configuration_that_saved_one(usual: Runs) -> None:
+    saved = pl.when(pl.col("strategy") == "ddp")
+    columns = {"checkpoint_bytes": saved.then(3 * 2**20), "checkpoint_save_s": saved.then(0.25)}
+    page = page_of(altered(usual, "run", **columns))
+    assert told(page, "Checkpoint") == "3.0 MiB in 0.250\u202fs with ddp × 2, while training stands still"
+    assert not any("checkpoint" in line for line in page.unknown)
+
+
 def test_scaling_has_the_speed_up_of_the_report_with_its_interval(usual: Runs) -> None:
     page = page_of(usual)
     assert column(page, 0, "Speed-up")["ddp 2"] == "1.60 (1.56–1.64)"
@@ -87,7 +95,7 @@ def test_memory_is_the_peak_of_the_fullest_device_and_mfu_that_is_unknown_is_nam
     page = page_of(usual)
     assert set(column(page, 1, "Memory per process (GiB)").values()) == {f"{500 / 1024:.3f}"}
     assert any("MFU" in line for line in page.unknown)
-    assert any("checkpoint: not recorded" in line and "402,442 parameters" in line for line in page.unknown)
+    assert any("checkpoint: no run saved one" in line and "402,442 parameters" in line for line in page.unknown)
 
 
 @pytest.mark.parametrize("flag", ["short", "sparse", "from_power"])

@@ -84,15 +84,15 @@ def test_each_edit_of_a_committed_file_is_another_program(tmp_path: Path) -> Non
         (tmp_path / name).write_text("import torch\n")
     commit(tmp_path / "lib")
     commit(tmp_path)
-    seen = [sources_of(tmp_path)]
+    seen = [sources_of(tmp_path).identity]
     for name in ("train.py", "zoo/model.py", "lib/inner.py"):
         for edit in ("a = 1\n", "a = 2\n"):
             (tmp_path / name).write_text(edit)
-            seen.append(sources_of(tmp_path))
+            seen.append(sources_of(tmp_path).identity)
     subprocess.run(["git", "mv", "zoo/model.py", "zoo/moved.py"], cwd=tmp_path, check=True)
     for edit in ("a = 3\n", "a = 4\n"):
         (tmp_path / "zoo" / "moved.py").write_text(edit)
-        seen.append(sources_of(tmp_path))
+        seen.append(sources_of(tmp_path).identity)
     assert len(set(seen)) == len(seen)
 
 

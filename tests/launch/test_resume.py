@@ -147,6 +147,8 @@ def test_a_killed_run_goes_on_after_its_last_checkpoint(
     assert folder.state().label == "killed"
     kept = saved_epochs(folder)
     assert len(kept) in (2, 3), "one may have been about to be forgotten"
+    # Every epoch's state is as large, but for digits of its numbers.
+    size_bytes = sum(path.stat().st_size for path in checkpoint(folder, kept[-1]).glob("rank*.pt"))
     code, text = completed(*DDP, *ALWAYS, results=results)
     assert code == 0, text
     assert measured(folder) == undisturbed(DDP)
@@ -159,6 +161,7 @@ def test_a_killed_run_goes_on_after_its_last_checkpoint(
     for table in ("epochs", "ranks", "steps"):
         assert {(row["epoch"] > kept[-1], row["attempt"]) for row in content[table]} == {(False, 1), (True, 2)}
     assert not (folder.path / "checkpoints").exists(), "a result needs none"
+    assert (run["checkpoint_bytes"], run["checkpoint_save_s"] > 0) == (size_bytes, True)
 
 
 @pytest.mark.exhaustive

@@ -10,7 +10,7 @@ import pytest
 from polars.testing import assert_frame_equal
 
 from analysis import load
-from launch import launcher
+from launch import checks
 from launch.slurm.submit import prepare_for_site
 from launch.sweep import PlannedRun, expand
 from launch.sweep.compose import group_choices
@@ -125,7 +125,7 @@ def test_a_cluster_with_four_gpus_takes_the_whole_sweep(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All on GPUs, TensorFlow's beside torch's."""
-    monkeypatch.setattr(launcher, "require", lambda framework, device_type: None)
+    monkeypatch.setattr(checks, "require", lambda framework, device_type: None)
     for data in ("mnist", "cifar10", "cifar100"):
         (tmp_path / data).mkdir()
         for file in ("train_images.npy", "train_labels.npy", "test_images.npy", "test_labels.npy", MANIFEST):

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from launch.known_times import Known
 from launch.launcher import Prepared, SubmitOptions
-from launch.slurm import record, submit
+from launch.slurm import record, scheduler, submit
 from launch.slurm.cluster import Cluster, Partition
 from launch.slurm.launcher import OnSlurm
 from launch.slurm.record import Submission
@@ -96,7 +96,7 @@ def test_a_limit_that_was_reached_is_doubled_as_far_as_the_site_and_the_partitio
     (one, two) = (group.limit for group in job_groups(site, Limits(known(site), reached)))
     assert {one, two} == {
         Limit(60, "no run of the sweep is done"),
-        Limit(100, "all that site.max_time_min allows"),
+        Limit(100, "all that site.max_time_min allows", is_most=True),
     }
     assert set(minutes(items, Limits(most_min=lambda _: 30)).values()) == {30}
 
@@ -149,6 +149,25 @@ def test_a_submission_records_the_number_and_the_next_one_doubles_it_after_a_tim
     assert {each.launcher.limit_min for each in record.submissions(folder.path.parent)} == {60, 120}
 
 
+def test_a_run_that_has_had_all_that_a_partition_allows_in_vain_is_not_started_again(
+    tmp_path: Path, fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler, "available", lambda: True)
+    fake.answers["sinfo"] = SINFO.replace("infinite", "1:00:00")
+    monkeypatch.setattr(submit, "sbatch", lambda *_: "7")
+    items = prepared(tmp_path, *TINY)
+    (first,) = submit.submit(items, SubmitOptions(), lambda _: None)
+    assert (first.launcher.time_limit_min, first.is_most) == (60, True)
+    attempt = items[0].folder.claim(job=f"{first.token}.7.0")
+    assert attempt is not None
+    attempt.describe(processes=1, device_type="cpu", oversubscribed=False)
+    attempt.finish("killed", "interrupted by SIGTERM")
+    fake.answers["sacct"] = f"7|TIMEOUT|{first.name}\n"
+    said: list[str] = []
+    assert submit.submit(items, SubmitOptions(), said.append) == []
+    assert "it is all that the site or its partition allows" in said[0]
+
+
 def test_a_plan_is_priced_by_known_times_beside_the_most_that_it_may_cost(tmp_path: Path, fake: FakeSlurm) -> None:
     fake.answers["sinfo"] = SINFO
     items = prepared(tmp_path, *SWEEP)
@@ -185,4 +204,6 @@ def test_a_wait_is_from_the_submission_to_the_first_start_of_its_job(
     monkeypatch.setenv("SLURM_JOB_START_TIME", "1300")
     assert Job(mine, "7", ends_at=9e9).waited_s == 300
     assert Job(mine, "7", restarts=1).waited_s is None
+    for for_others in (submission(after=["5"]), submission(tasks=[["a"]] * 65)):  # 64 of an array run at a time
+        assert Job(for_others, "7").waited_s is None
     assert RunFolder(tmp_path / "a").attempts() == []

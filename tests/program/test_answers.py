@@ -10,6 +10,7 @@ import pytest
 from analysis import load, summary
 from analysis.figures import draw
 from analysis.report.programs import checks_of_programs, times_of_programs
+from analysis.report.sentence import sentences
 from launch.sweep.compose import Extension
 from launch.sweep.expansion import expand
 from launch.verbs.bundle import planned_again
@@ -127,6 +128,25 @@ def test_the_speed_up_is_that_of_samples(
     assert one["group"] == "train"
 
 
+def test_what_is_alike_on_both_sides_explains_nothing_and_a_paper_names_the_script(tmp_path: Path) -> None:
+    words = ("devices=1,2", "batch_size=256", "program.samples_per_step={global_batch_size}")
+    in_turn(runs(tmp_path, *words), lambda run: 0.025 / run.devices, waiting=0.2, loss=lambda epoch: 1 / epoch)
+    found = load(tmp_path)
+    waits, *_ = times_of_programs(found)
+    assert "alike, so they explain no difference" in waits
+    (losses,) = [line for line in checks_of_programs(found) if "losses" in line]
+    assert losses.endswith("the losses that 2 configurations print are alike.")
+    (quoted,) = [each.text for each in sentences(found) if each.text]
+    assert quoted.startswith("On 2 cores of cpu, train.py on 2 devices ran its steps 2.00 times as fast as one device")
+
+
+def test_losses_that_end_near_each_other_are_not_said_to_be_alike(tmp_path: Path) -> None:
+    curves: tuple[Callable[[int], float], ...] = (lambda epoch: 1.0 / epoch, lambda epoch: 1.02 / epoch)
+    for number, run in enumerate(runs(tmp_path, "devices=1,2")):
+        measured(run, 0.02, at=1.7e9 + 1e3 * number, loss=curves[run.devices - 1])
+    assert any("end within 5" in line for line in checks_of_programs(load(tmp_path)))
+
+
 def test_flags_and_sources_make_configurations_of_one_group(tmp_path: Path) -> None:
     in_turn(runs(tmp_path, "flags=--ddp,--fsdp"), lambda run: 0.02 if run.strategy.axes["flags"] == "--ddp" else 0.03)  # type: ignore[attr-defined]
     table = summary(load(tmp_path)).sort("configuration").to_dicts()
@@ -138,11 +158,12 @@ def test_flags_and_sources_make_configurations_of_one_group(tmp_path: Path) -> N
 def test_the_causes_of_slow_steps_come_first(tmp_path: Path) -> None:
     planned = runs(tmp_path, "devices=2")
     in_turn(planned, lambda _: 0.02, waiting=0.34, late=lambda rank: 0.2 * rank, loss=lambda epoch: 2.0 / epoch)
-    (waits, late), (samples, losses) = times_of_programs(load(tmp_path)), checks_of_programs(load(tmp_path))
+    (waits, late, rest), (samples, losses) = times_of_programs(load(tmp_path)), checks_of_programs(load(tmp_path))
     assert samples.startswith("Samples per step are not known")
     assert waits.startswith("Waiting for data: 34")
     assert "more workers of the DataLoader" in waits
     assert "rank 1 with program × 2, by 20" in late
+    assert "py-spy" in rest
     assert "was not checked" in losses
 
 

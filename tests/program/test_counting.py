@@ -111,7 +111,7 @@ CHANGED = {
 """Case → parameters that a step after the first one changed, of how many; looked at after 2 and 4 steps."""
 
 
-@pytest.mark.parametrize("case", CHANGED)
+@pytest.mark.parametrize("case", sorted(CHANGED))
 def test_steps_that_change_no_parameter_are_told_from_all_others(journals: dict[str, Journal], case: str) -> None:
     changed = journals[case].changed
     assert changed is not None

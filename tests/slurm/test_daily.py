@@ -166,16 +166,19 @@ def test_a_throttle_does_not_undo_the_turns(sweeps: Sweeps) -> None:
     assert len([*began[0], *began[1]]) == len([*began[2], *began[3]]) == 4
     assert max(began[0] + began[1]) < min(began[2] + began[3])
     infos = [run.attempts()[0].info() for each in folders for run in each]
-    waited = [info.waited_s for info in infos if info is not None and info.waited_s is not None]
-    ago = [
-        info.launched_at - each.created_at
-        for each, runs in zip(mine, folders, strict=True)
-        for run in runs
-        if (info := run.attempts()[0].info())
-    ]
-    assert len(waited) == 8
-    assert all(0 <= own <= since for own, since in zip(waited, ago, strict=True))
-    assert "jobs of this shape waited" in sweeps.submit(*WITHOUT_TORCH, *options, "sweep.repeats=3", verb="plan")[1]
+    assert [info.waited_s for info in infos if info is not None] == [None] * 8, "they waited for each other"
+
+
+def test_a_wait_in_the_queue_is_recorded_and_told_by_plan(sweeps: Sweeps) -> None:
+    words = (*WITHOUT_TORCH, "sweep.repeats=2")
+    assert sweeps.submit(*words)[0] == 0
+    sweeps.until_done(2)
+    (mine,) = sweeps.submissions()
+    infos = [RunFolder(sweeps.adhoc / name).attempts()[0].info() for (name,) in mine.tasks]
+    waited = [(info.waited_s, info.launched_at - mine.created_at) for info in infos if info is not None]
+    assert len(waited) == 2
+    assert all(own is not None and 0 <= own <= since for own, since in waited)
+    assert "jobs of this shape waited" in sweeps.submit(*words, "sweep.repeats=3", verb="plan")[1]
 
 
 def test_the_report_follows_the_runs(sweeps: Sweeps) -> None:
