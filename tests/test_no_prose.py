@@ -34,10 +34,13 @@ EXCEPTIONS = {
     ("parallelbench/frameworks/program/steps.py", ""): 1,
     # What ranks print may hold a private key, of many lines.
     ("launch/attempt/processes.py", ""): 1,
-    # NCCL's watchdog says only by printing why it aborts a process: that it waited, and what has failed.
-    ("launch/attempt/outcome.py", ""): 2,
+    # NCCL's watchdog says only by printing why it aborts a process, that it waited and what has failed; srun, why
+    # Slurm could not start a step.
+    ("launch/attempt/outcome.py", ""): 3,
     # gpu-check checks the text: whether it names the rank that hangs.
     ("parallelbench/gpu_check/whole_runs.py", "_expect"): 1,
+    # scontrol says only in words that Slurm has forgotten a job.
+    ("launch/slurm/scheduler.py", "_ended_with"): 1,
     # pathlib raises a plain RuntimeError for a user whose home it does not know.
     ("parallelbench/cli.py", "_main"): 1,
 }

@@ -11,7 +11,6 @@ import psutil
 
 from launch.attempt.processes import Rendezvous
 
-
 _MEETING = "PARALLELBENCH_MEETING"
 """Variable of a step: where its tasks meet."""
 

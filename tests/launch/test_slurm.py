@@ -267,7 +267,8 @@ def test_a_job_that_slurm_has_forgotten_is_over(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_controller_that_is_away_for_a_while_costs_no_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    busy = f"if [ -e {tmp_path}/tried ]; then echo JobState=COMPLETED ExitCode=0:0; else touch {tmp_path}/tried; exit 1; fi"
+    tried = tmp_path / "tried"
+    busy = f"if [ -e {tried} ]; then echo JobState=COMPLETED ExitCode=0:0; else touch {tried}; exit 1; fi"
     assert waited_for(tmp_path, monkeypatch, busy)[0] == 0
     assert not (tmp_path / "told").exists(), "nothing is cancelled"
 

@@ -88,7 +88,8 @@ def test_a_job_over_its_memory_is_killed(ours: Cluster, tmp_path: Path) -> None:
     sweep.over()
     state = sweep.run.state()
     assert (state.label, state.to_run) == ("killed", True), sweep.story()
-    assert "exceeded memory limit" in sweep.log()
+    said = sweep.run.attempts()[-1].path / "log.txt"
+    assert "exceeded memory limit" in said.read_text(), sweep.story()
 
 
 @pytest.fixture
