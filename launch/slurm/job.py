@@ -25,12 +25,11 @@ from launch.attempt.outcome import unsaved
 from launch.attempt.processes import Training, WarmWorkers
 from launch.attempt.signals import action_of, heed, noting
 from launch.attempt.supervisor import Interrupted, NotBegun, carry_out, stoppable, supervise
-from launch.slurm import record, scheduler
+from launch.slurm import record, rendezvous, scheduler
 from launch.slurm.order import holds_back
-from launch.slurm.rendezvous import chosen
 from launch.slurm.sbatch import ENDS_AT, STARTED_AT
 from launch.slurm.scheduler import NoSlurmError, SchedulerError
-from launch.slurm.step import TOLD, Allocation
+from launch.slurm.step import STEP_TERMINATED, Allocation
 from launch.states import saved
 from parallelbench.config.identity import slug
 from parallelbench.errors import ConfigError, StorageError, ends_the_program
@@ -172,7 +171,7 @@ def handling_signals(job: Job) -> Iterator[None]:
     def warned(_: signal.Signals) -> None:
         job.warn(job.submission.launcher.signal_delay_s)
 
-    def step_told(_: signal.Signals) -> None:
+    def step_terminated(_: signal.Signals) -> None:
         nonlocal is_silent
         try:  # srun also ends a step whose task has failed
             ends_at = preempted_at(job.task_id)
@@ -193,7 +192,7 @@ def handling_signals(job: Job) -> Iterator[None]:
         if interrupt is not None:
             interrupt(number)
 
-    with noting([WARNING], warned), noting([TOLD], step_told), noting([signal.SIGTERM], terminated):
+    with noting([WARNING], warned), noting([STEP_TERMINATED], step_terminated), noting([signal.SIGTERM], terminated):
         yield
 
 
@@ -295,7 +294,7 @@ def train(training: Training, job: Job) -> Outcome:
     run, attempt = training.run, training.attempt
     if run.nodes > 1:
         try:
-            meeting = chosen(job.start, nodes=run.nodes, interface=run.site.network_interface)
+            meeting = rendezvous.choose(job.start, nodes=run.nodes, interface=run.site.network_interface)
         except OSError as error:
             return attempt.finish("error", f"the nodes can't meet: {error}")
         training = replace(training, rendezvous=meeting)

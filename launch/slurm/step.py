@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from launch.attempt.processes import Here, Spawned, Training
 from launch.attempt.supervisor import too_small
-from launch.slurm.rendezvous import for_step, in_step
+from launch.slurm.rendezvous import from_environment, to_environment
 from launch.slurm.sbatch import needed_folders, shape_of, step_command
 from parallelbench.config.plugin import plugin_of
 from parallelbench.errors import ConfigError, StorageError, one_line
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from parallelbench.results.attempt import AttemptInfo
 
 
-TOLD = signal.SIGUSR1
+STEP_TERMINATED = signal.SIGUSR1
 """What the supervisor gets when the first node's task gets SIGTERM, by which Slurm begins a preemption's grace."""
 ENDING_S = 10.0
 """How long srun may take to end a step: it does so at SIGTERM."""
@@ -61,7 +61,7 @@ class Allocation:
 
         Raises `ConfigError` where no srun is found.
         """
-        own = {} if training.rendezvous is None else for_step(training.rendezvous)
+        own = {} if training.rendezvous is None else to_environment(training.rendezvous)
         exits = [exits_file(training.attempt.path, node) for node in range(training.run.nodes)]
         return self._step(training, ["ranks", *training.arguments], {**os.environ, **own}, log, exits)
 
@@ -138,7 +138,7 @@ def main(arguments: Sequence[str]) -> int:
     node = int(os.environ["SLURM_NODEID"])
     supervisor = int(os.environ.pop(_SUPERVISOR))
     cores = {int(core) for core in os.environ.pop(_CORES).split(",")}
-    _pass_on(node, supervisor)
+    _forward_sigterm(node, supervisor)
     if node == 0:
         with suppress(OSError):  # where Slurm binds steps to fewer cores than jobs
             os.sched_setaffinity(0, cores)
@@ -147,15 +147,15 @@ def main(arguments: Sequence[str]) -> int:
     return _ranks(node, words)
 
 
-def _pass_on(node: int, supervisor: int) -> None:
+def _forward_sigterm(node: int, supervisor: int) -> None:
     """Tell the supervisor, which is on the first node, of each SIGTERM; this process ends with what it has started."""
 
-    def told(*_: object) -> None:
+    def forward(*_: object) -> None:
         if node == 0:
             with suppress(ProcessLookupError):
-                os.kill(supervisor, TOLD)
+                os.kill(supervisor, STEP_TERMINATED)
 
-    signal.signal(signal.SIGTERM, told)
+    signal.signal(signal.SIGTERM, forward)
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # Slurm's warning, which is for the supervisor
 
 
@@ -172,7 +172,7 @@ def _ranks(node: int, words: Sequence[str]) -> int:
                 held.enter_context(own_cores(info.device_type))
                 if (refusal := too_small(run, info.device_type)) is not None:
                     raise ConfigError(refusal)
-            meeting = in_step(run.site.network_interface) if run.nodes > 1 else None
+            meeting = from_environment(run.site.network_interface) if run.nodes > 1 else None
             code = Here().start(Training(folder, run, attempt, info.device_type, meeting), None).wait()
     except (Exception, SystemExit) as error:
         with suppress(StorageError):

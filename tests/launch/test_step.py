@@ -46,7 +46,7 @@ def on_node(node: int, monkeypatch: pytest.MonkeyPatch) -> None:
     meeting = Rendezvous(0, 2, "127.0.0.1", 1, "x.17.0", "secret")
     surroundings = {"SLURM_NODEID": str(node), "SLURM_NTASKS": "2"}
     cores = ",".join(map(str, os.sched_getaffinity(0)))
-    surroundings |= {step._SUPERVISOR: str(os.getpid()), step._CORES: cores, **rendezvous.for_step(meeting)}
+    surroundings |= {step._SUPERVISOR: str(os.getpid()), step._CORES: cores, **rendezvous.to_environment(meeting)}
     for name, value in surroundings.items():
         monkeypatch.setenv(name, value)
 
@@ -92,11 +92,11 @@ def test_a_node_that_does_not_see_the_attempt_says_so(
 
 def test_a_sigterm_to_the_first_node_reaches_the_supervisor_and_no_others_do() -> None:
     told: list[int] = []
-    signal.signal(step.TOLD, lambda number, _: told.append(number))
+    signal.signal(step.STEP_TERMINATED, lambda number, _: told.append(number))
     for node in (1, 0):
-        step._pass_on(node, os.getpid())
+        step._forward_sigterm(node, os.getpid())
         os.kill(os.getpid(), signal.SIGTERM)
-        assert told == ([step.TOLD] if node == 0 else [])
+        assert told == ([step.STEP_TERMINATED] if node == 0 else [])
 
 
 def test_a_single_process_that_is_killed_is_known_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +156,7 @@ def test_the_nodes_of_a_step_are_told_where_to_meet_in_no_arguments(
     run = run_in(tmp_path, *TWO)
     attempt = attempt_of(run)
     programs(tmp_path / "bin", monkeypatch, srun=f'echo "$@" > {tmp_path}/words; env > {tmp_path}/variables')
-    meeting = rendezvous.chosen("x.17.0", nodes=2, interface="lo")
+    meeting = rendezvous.choose("x.17.0", nodes=2, interface="lo")
     with (tmp_path / "log").open("wb") as log:
         assert Allocation().start(Training(RunFolder.of(run), run, attempt, "cpu", meeting), log).wait() == 0
     assert meeting.secret not in (tmp_path / "words").read_text()
