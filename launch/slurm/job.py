@@ -124,6 +124,14 @@ class Job:
         self.preempted = True
         self.warn(left_s)
 
+    def is_in_grace(self) -> bool:
+        """Ask Slurm whether it takes the nodes away, and prepare for that; False also where it gives no answer."""
+        with suppress(SchedulerError):
+            if (ends_at := preempted_at(self.task_id)) is not None:
+                self.preempt(ends_at - time.time())
+                return True
+        return False
+
     @contextmanager
     def leads(self, attempt: Attempt) -> Iterator[None]:
         """Pass a warning on to this attempt, also one that came before it was claimed."""
@@ -184,11 +192,9 @@ def handling_signals(job: Job) -> Iterator[None]:
 
     def terminated(number: signal.Signals) -> None:
         job.save()  # first: Slurm may take as long to answer as it leaves the job
-        with suppress(SchedulerError):
-            # A cancellation tells the steps as well: who has just got no answer doesn't wait for one again.
-            if not is_silent and (ends_at := preempted_at(job.task_id)) is not None:
-                job.preempt(ends_at - time.time())
-                return
+        # A cancellation tells the steps as well: who has just got no answer doesn't wait for one again.
+        if not is_silent and job.is_in_grace():
+            return
         if interrupt is not None:
             interrupt(number)
 
@@ -272,6 +278,8 @@ def lead(folder: RunFolder, run: RunConfig, job: Job) -> bool:
         failed = outcome.published is not None and outcome.published.outcome not in PUBLISHED
         return _skip(folder, outcome.reason, ok=not failed)
     say(f"{folder.path.name}: {outcome.outcome}: {outcome.reason}")
+    if outcome.outcome == "killed" and not job.warned:
+        job.is_in_grace()  # the task of a step that is not ready yet dies of the SIGTERM that it should pass on
     if job.preempted and outcome.outcome in ("timeout", "killed"):  # killed: Slurm may signal the ranks as well
         job.left.append(folder.path.name)
     elif job.warned and outcome.outcome == "timeout":

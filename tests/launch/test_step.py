@@ -161,3 +161,18 @@ def test_the_nodes_of_a_step_are_told_where_to_meet_in_no_arguments(
         assert Allocation().start(Training(RunFolder.of(run), run, attempt, "cpu", meeting), log).wait() == 0
     assert meeting.secret not in (tmp_path / "words").read_text()
     assert f"127.0.0.1:{meeting.port} x.17.0 {meeting.secret}" in (tmp_path / "variables").read_text()
+
+
+def test_a_step_of_which_a_node_has_failed_ends_though_srun_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For the task of a node that is lost, which never ends."""
+    monkeypatch.setattr(step, "LINGER_S", 0.0)
+    monkeypatch.setattr(step, "HEARTBEAT_S", 0.0)
+    exits = [tmp_path / "exits-node0.json", tmp_path / "exits-node1.json"]
+    waiting = Step(["sleep", "600"], os.environ, None, exits)
+    assert waiting.poll() is None
+    exits[0].touch()
+    while waiting.poll() is None:
+        pass
+    assert waiting.returncode == -signal.SIGTERM
