@@ -155,7 +155,7 @@ def judge(attempt: Attempt, processes: int, returncode: int) -> tuple[OutcomeNam
         failures = {exits.failure for exits in read_exits(attempt.path, processes)}
         if never_met := next((reason for failure, reason in _NEVER_MET.items() if failure in failures), None):
             return "killed", f"no rank was started: {never_met}"
-        if _SIGNALLED in failures or returncode in _SIGNAL_CODES:
+        if _SIGNALLED in failures or (returncode in _SIGNAL_CODES and not was_killed):
             return "killed", f"no rank was started{_last_words(attempt)}"
         if step_failed := _STEP_FAILED.findall(log):
             return "killed", f"no rank was started: {one_line(step_failed[0].decode(errors='replace'), _MOST_WORDS)}"

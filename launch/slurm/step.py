@@ -18,9 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launch.attempt.processes import Here, Spawned, Training
+from launch.attempt.signals import heed, rest
 from launch.attempt.supervisor import too_small
+from launch.slurm import scheduler
 from launch.slurm.rendezvous import from_environment, to_environment
 from launch.slurm.sbatch import needed_folders, shape_of, step_command
+from launch.slurm.scheduler import NoAnswerError, NoControllerError, SchedulerError
 from parallelbench.config.plugin import plugin_of
 from parallelbench.errors import ConfigError, StorageError, one_line
 from parallelbench.processes import die_with_parent
@@ -43,6 +46,10 @@ ENDING_S = 10.0
 """How long srun may take to end a step: it does so at SIGTERM."""
 LINGER_S = 60.0
 """How long srun may wait for the tasks of other nodes once one has failed: those of a node that is lost never end."""
+AWAY_S = 600.0
+"""How long no controller may answer before a step, as while it is started anew."""
+_PAUSE_S = 2.0
+"""Between two questions to it."""
 SEEN_S = 90.0
 """How long a node waits for an attempt's files, which a file server may show a minute late."""
 _POLL_S = 0.2
@@ -78,6 +85,7 @@ class Allocation:
         exits: Sequence[Path],
     ) -> Step:
         run = training.run
+        _await_controller()
         # As processes know it (`Training.arguments`), which a container has to have by that name.
         results = training.folder.path.resolve().parent
         folders = needed_folders(run.site, results, plugin_of(run))
@@ -87,6 +95,21 @@ class Allocation:
             return Step(command, {**variables, _SUPERVISOR: str(os.getpid()), _CORES: cores}, log, exits)
         except FileNotFoundError:
             raise ConfigError("there is no srun on this node, after the lines of site.modules and site.setup") from None
+
+
+def _await_controller() -> None:
+    """Wait until a controller answers, at most `AWAY_S`: srun gives up seconds after it finds none."""
+    deadline = time.monotonic() + AWAY_S
+    while time.monotonic() < deadline:
+        heed()
+        try:
+            scheduler.ask(["scontrol", "--oneliner", "show", "job", os.environ["SLURM_JOB_ID"]])
+        except (NoControllerError, NoAnswerError):
+            rest(_PAUSE_S)
+        except SchedulerError:
+            return  # which srun will say, too
+        else:
+            return
 
 
 class Step(subprocess.Popen[bytes]):

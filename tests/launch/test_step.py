@@ -51,6 +51,12 @@ def on_node(node: int, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
+def in_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, srun: str) -> None:
+    """Be the batch script of a job, where this is what srun does."""
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    programs(tmp_path / "bin", monkeypatch, srun=srun, scontrol="exit 0")
+
+
 @pytest.fixture(autouse=True)
 def signals() -> Iterator[None]:
     """A task's handlers, which stay where it ends."""
@@ -118,7 +124,7 @@ def test_the_end_of_a_step_is_that_of_its_tasks(tmp_path: Path, monkeypatch: pyt
     """SIGTERM makes srun end them; one that does not answer is killed."""
     run = run_in(tmp_path)
     attempt = attempt_of(run)
-    programs(tmp_path / "bin", monkeypatch, srun=f"trap 'echo ended > {tmp_path}/ended; exit' TERM; sleep 60 & wait")
+    in_job(tmp_path, monkeypatch, srun=f"trap 'echo ended > {tmp_path}/ended; exit' TERM; sleep 60 & wait")
     training = Training(RunFolder.of(run), run, attempt, "cpu")
     with (tmp_path / "log").open("wb") as log:
         started = Allocation().start(training, log)
@@ -155,7 +161,7 @@ def test_the_nodes_of_a_step_are_told_where_to_meet_in_no_arguments(
     """Everybody on a node can read those."""
     run = run_in(tmp_path, *TWO)
     attempt = attempt_of(run)
-    programs(tmp_path / "bin", monkeypatch, srun=f'echo "$@" > {tmp_path}/words; env > {tmp_path}/variables')
+    in_job(tmp_path, monkeypatch, srun=f'echo "$@" > {tmp_path}/words; env > {tmp_path}/variables')
     meeting = rendezvous.choose("x.17.0", nodes=2, interface="lo")
     with (tmp_path / "log").open("wb") as log:
         assert Allocation().start(Training(RunFolder.of(run), run, attempt, "cpu", meeting), log).wait() == 0
@@ -176,3 +182,17 @@ def test_a_step_of_which_a_node_has_failed_ends_though_srun_waits(
     while waiting.poll() is None:
         pass
     assert waiting.returncode == -signal.SIGTERM
+
+
+def test_a_step_is_begun_once_a_controller_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """srun gives up seconds after it finds none, and the run would be over."""
+    run = run_in(tmp_path)
+    attempt = attempt_of(run)
+    in_job(tmp_path, monkeypatch, srun="exit 0")
+    away = f"echo >> {tmp_path}/asked; [ $(wc -l < {tmp_path}/asked) -ge 3 ] || "
+    away += '{ echo "slurm_load_jobs error: Unable to contact slurm controller (connect failure)" >&2; exit 1; }'
+    programs(tmp_path / "bin", monkeypatch, scontrol=away)
+    monkeypatch.setattr(step, "_PAUSE_S", 0.0)
+    with (tmp_path / "log").open("wb") as log:
+        assert Allocation().start(Training(RunFolder.of(run), run, attempt, "cpu"), log).wait() == 0
+    assert (tmp_path / "asked").read_text() == "\n" * 3

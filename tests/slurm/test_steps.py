@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +18,17 @@ from tests.faults import fault
 from tests.slurm.boxes import Runtime, box
 from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import show
-from tests.slurm.runs import ENDLESS, ON_TWO_NODES, QUICK, TWO_NODES, WITHOUT_TORCH, Sweep, stand_in, times_finished
+from tests.slurm.runs import (
+    ENDLESS,
+    LIGHT,
+    ON_TWO_NODES,
+    QUICK,
+    TWO_NODES,
+    WITHOUT_TORCH,
+    Sweep,
+    stand_in,
+    times_finished,
+)
 from tests.slurm.test_lifecycle import SAVING, give_back, preempt, warn
 
 BRIEF = (*WITHOUT_TORCH, *QUICK, "epochs=2")
@@ -111,6 +122,35 @@ def test_a_step_that_slurm_refuses(option: str, outcome: str, word: str, ours: C
     assert "\n" not in reason
     sweep.over()
     assert (sweep.run.state().to_run, len(sweep.run.attempts())) == (outcome == "killed", 1)
+
+
+@fault(
+    "lifecycle",
+    "The controller is away as ranks are to begin",
+    injection="a job runs, and no controller is there when its supervisor asks for the first step, but soon after",
+    outcome="the supervisor waits for it, and the run is ok in its first attempt",
+)
+def test_a_step_waits_for_a_controller_that_is_away(ours: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "conf" / "site").mkdir(parents=True)
+    (tmp_path / "conf" / "site" / "held.yaml").write_text(
+        "defaults: [local_cluster, _self_]\nname: held\n"
+        f"setup: ['touch {tmp_path}/here', 'while [ ! -e {tmp_path}/go ]; do sleep 0.1; done']\n"
+    )
+    shutil.copytree(LIGHT / "conf" / "strategy", tmp_path / "conf" / "strategy")
+    own = ("--conf", str(tmp_path / "conf"), *BRIEF[2:], "site=held")
+    stand_in(ours, tmp_path / "bin", "scontrol", f'$REAL "$@"; code=$?; echo $code >> {tmp_path}/asked; exit $code')
+    sweep = Sweep(ours, tmp_path / "results", own)
+    done = sweep.submission(path=tmp_path / "bin")
+    assert done.returncode == 0, done.stderr + done.stdout
+    sweep.wait((tmp_path / "here").exists, "the job's begin")
+    (tmp_path / "asked").unlink(missing_ok=True)
+    ours.kill("slurmctld")
+    (tmp_path / "go").touch()
+    sweep.wait((tmp_path / "asked").exists, "a question to no controller")
+    assert (tmp_path / "asked").read_text().startswith("1\n")
+    ours.start("slurmctld")
+    run = sweep.done()
+    assert (len(run.attempts()), times_finished(run)) == (1, 1)
 
 
 @fault(
@@ -221,7 +261,14 @@ def test_errands_on_two_nodes_work_in_containers(runtime: Runtime, ours: Cluster
     env = ours.env | {"PATH": f"{programs}:{ours.env['PATH']}"}
     on_two = ("nodes=2", f"results={tmp_path / 'results'}")
     checks = ["-m", "launch.slurm.errands", "gpu-check", "--rehearse", "--only=strategy sandblaster_lbfgs"]
-    calibration = ["-m", "parallelbench.cli", "calibrate", "launcher=slurm", f"--out={tmp_path / 'table.parquet'}"]
+    calibration = [
+        "-m",
+        "parallelbench.cli",
+        "calibrate",
+        "launcher=slurm",
+        "devices=2",
+        f"--out={tmp_path / 'table.parquet'}",
+    ]
     for command, wanted in (
         ([*calibration, *site, *on_two], "table"),
         ([*checks, *site, *on_two], "strategy sandblaster_lbfgs | ok"),

@@ -71,7 +71,7 @@ def test_eight_ranks_on_two_nodes(ours: Cluster, tmp_path: Path) -> None:
 
 # --- under fire
 
-INSTANTS = int(os.environ.get("FIRE_INSTANTS", "8"))
+INSTANTS = int(os.environ.get("PYTEST_FIRE_INSTANTS", "8"))
 """How often something is killed: each kind once, unless that variable says otherwise."""
 SEED = 1
 LASTS_S = 12
@@ -103,7 +103,7 @@ def test_a_sweep_under_fire(variant: str, request: pytest.FixtureRequest, tmp_pa
     queue = cluster.run("squeue", "--array", "--noheader", "--format=%F_%K").split()
     assert len(set(queue)) == len(queue) == len(sweep.runs), "adopted: each run is in one job"
     for kind in itertools.islice(fire.kinds(), INSTANTS):
-        fire.watch(rng.uniform(0, 5))
+        fire.watch(rng.uniform(0, 3))
         fire.keep_up()
         fire.blow(kind)
         fire.look()
