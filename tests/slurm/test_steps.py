@@ -144,6 +144,8 @@ def test_a_step_waits_for_a_controller_that_is_away(ours: Cluster, tmp_path: Pat
     assert done.returncode == 0, done.stderr + done.stdout
     sweep.wait((tmp_path / "here").exists, "the job's begin")
     (tmp_path / "asked").unlink(missing_ok=True)
+    ours.run("scontrol", "update", f"JobId={sweep.job}", "Comment=begun")  # a change, which is saved together with that
+    ours.wait_saved()
     ours.kill("slurmctld")
     (tmp_path / "go").touch()
     sweep.wait((tmp_path / "asked").exists, "a question to no controller")
