@@ -130,6 +130,7 @@ def test_a_step_that_slurm_refuses(option: str, outcome: str, word: str, ours: C
     injection="a job runs, and no controller is there when its supervisor asks for the first step, but soon after",
     outcome="the supervisor waits for it, and the run is ok in its first attempt",
 )
+@pytest.mark.early  # srun waits for a minute or two until a controller that is back trusts its nodes
 def test_a_step_waits_for_a_controller_that_is_away(ours: Cluster, tmp_path: Path) -> None:
     (tmp_path / "conf" / "site").mkdir(parents=True)
     (tmp_path / "conf" / "site" / "held.yaml").write_text(
