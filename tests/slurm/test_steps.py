@@ -15,8 +15,8 @@ import pytest
 from parallelbench.results.attempt import Attempt
 from parallelbench.results.folder import RunFolder
 from tests.faults import fault
-from tests.slurm.boxes import Runtime, box
 from tests.slurm.cluster import Cluster
+from tests.slurm.containers import Runtime, container_site
 from tests.slurm.jobs import show
 from tests.slurm.runs import (
     ENDLESS,
@@ -236,7 +236,7 @@ def test_a_run_in_a_container_has_its_folders_also_where_results_are_a_link(
 ) -> None:
     (tmp_path / "disk").mkdir()
     (tmp_path / "results").symlink_to("disk")
-    programs, site = box(ours, tmp_path, runtime)
+    programs, site = container_site(ours, tmp_path, runtime)
     shape = (*ON_TWO_NODES, "strategy=ddp") if nodes == 2 else QUICK
     sweep = Sweep(ours, tmp_path / "results", (*shape, "epochs=1", *site))
     done = sweep.submission(path=programs)
@@ -248,7 +248,7 @@ def test_a_run_in_a_container_has_its_folders_also_where_results_are_a_link(
 
 @pytest.mark.parametrize("runtime", ["apptainer", "pyxis"])
 def test_a_packed_job_in_a_container_is_forked_there(runtime: Runtime, ours: Cluster, tmp_path: Path) -> None:
-    programs, site = box(ours, tmp_path, runtime)
+    programs, site = container_site(ours, tmp_path, runtime)
     sweep = Sweep(ours, tmp_path / "results", (*PACKED, "seed=1,2", *site))
     done = sweep.submission(path=programs)
     assert done.returncode == 0, done.stderr + done.stdout
@@ -260,7 +260,7 @@ def test_a_packed_job_in_a_container_is_forked_there(runtime: Runtime, ours: Clu
 
 @pytest.mark.parametrize("runtime", ["apptainer", "pyxis"])
 def test_errands_on_two_nodes_work_in_containers(runtime: Runtime, ours: Cluster, tmp_path: Path) -> None:
-    programs, site = box(ours, tmp_path, runtime)
+    programs, site = container_site(ours, tmp_path, runtime)
     env = ours.env | {"PATH": f"{programs}:{ours.env['PATH']}"}
     on_two = ("nodes=2", f"results={tmp_path / 'results'}")
     checks = ["-m", "launch.slurm.errands", "gpu-check", "--rehearse", "--only=strategy sandblaster_lbfgs"]

@@ -14,7 +14,7 @@ Runtime = Literal["apptainer", "pyxis"]
 _INSIDE = """
 # hidden folder, mounts (a:b, one a line), program …
 hidden=$1; mounts=$2; shift 2
-stash=$(mktemp -d); mount -t tmpfs none "$stash"; number=0
+stash=/mnt; mount -t tmpfs none "$stash"; number=0
 while IFS=: read -r source target _; do
   mkdir "$stash/$((++number))"; mount --bind "$source" "$stash/$number"; targets[number]=$target
 done <<< "$mounts"
@@ -24,7 +24,7 @@ exec "$@"
 """
 
 
-def box(cluster: Cluster, folder: Path, runtime: Runtime) -> tuple[Path, tuple[str, ...]]:
+def container_site(cluster: Cluster, folder: Path, runtime: Runtime) -> tuple[Path, tuple[str, ...]]:
     """A site whose steps are in a container that does not have `folder`: what goes before PATH, and the arguments."""
     programs, conf = folder / "bin", folder / "conf"
     inside = stand_in(cluster, programs, "inside", _INSIDE)
@@ -55,8 +55,8 @@ def box(cluster: Cluster, folder: Path, runtime: Runtime) -> tuple[Path, tuple[s
     stand_in(cluster, programs, "srun" if runtime == "pyxis" else runtime, words)
     (conf / "site").mkdir(parents=True)
     (folder / "data").mkdir()
-    (conf / "site" / "boxed.yaml").write_text(
-        f"defaults: [local_cluster, _self_]\nname: boxed\ndata_dir: {folder}/data\n"
+    (conf / "site" / "contained.yaml").write_text(
+        f"defaults: [local_cluster, _self_]\nname: contained\ndata_dir: {folder}/data\n"
         f"container: {{runtime: {runtime}, image: /images/bench.sqsh, python: {sys.executable}}}\n"
     )
-    return programs, ("--conf", str(conf), "site=boxed")
+    return programs, ("--conf", str(conf), "site=contained")
