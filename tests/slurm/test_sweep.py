@@ -218,6 +218,7 @@ class Fire:
 
     def keep_up(self) -> None:
         """See to it that there is something to hit."""
+        self.cluster.resume_drained()
         if len(self.sweep.runs) - len(self.done) < AT_LEAST:
             self.repeats += AT_LEAST // 2
             self.sweep.arguments = (*self.arguments(steps_s=LASTS_S / 8, nodes=2), *self.on_slurm())
@@ -275,14 +276,22 @@ class Fire:
 
     def end(self) -> None:
         """Submit until all is done, which takes some submissions for what was killed."""
-        while self.sweep.settle(at_least=len(self.sweep.runs)) < len(self.sweep.runs):
+
+        def over() -> bool:
             self.cluster.resume_drained()
+            return not self.sweep.queued()
+
+        while self._left():
+            self.sweep.wait(over, "the end of all jobs", interval_s=0.5)
             given_up = [run.state() for run in self.sweep.runs if run.state().state == "failed"]
             assert all(state.to_run for state in given_up), self.sweep.story()
             self.sweep.submit()
         self.sweep.over()
         self.look()
         assert len(self.done) == len(self.sweep.runs)
+
+    def _left(self) -> bool:
+        return any(run.state().state != "done" for run in self.sweep.runs)
 
     def learned(self) -> dict[tuple[object, ...], object]:
         return {_which(run): learned(run) for run in self.sweep.runs}
