@@ -35,8 +35,8 @@ EXCEPTIONS = {
     # What ranks print may hold a private key, of many lines.
     ("launch/attempt/processes.py", ""): 1,
     # NCCL's watchdog says only by printing why it aborts a process, that it waited and what has failed; srun, why
-    # Slurm could not start a step.
-    ("launch/attempt/outcome.py", ""): 3,
+    # Slurm could not start a step, or which of its options it does not know.
+    ("launch/attempt/outcome.py", ""): 4,
     # gpu-check checks the text: whether it names the rank that hangs.
     ("parallelbench/gpu_check/whole_runs.py", "_expect"): 1,
     # scontrol says only in words that Slurm has forgotten a job.

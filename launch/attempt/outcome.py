@@ -44,10 +44,14 @@ _NEVER_MET = {
 """Failure of a node's rendezvous → the reason."""
 _SIGNALLED = "SignalException"
 """What torchrun raises where it is ended by a signal before its ranks begin, as at a preemption."""
-_SIGNAL_CODES = 128
-"""Exit codes beyond it are those of shells and of srun where a signal has ended a process."""
+_SIGNAL_CODES = range(129, 193)
+"""Exit codes of shells and of srun where a signal has ended a process."""
 _STEP_FAILED = re.compile(rb"^srun: error: (?!.*task \S+ Exited)(.*)$", re.MULTILINE)
 """What srun prints where Slurm could not start a step, or its container."""
+_MISUSED = re.compile(
+    r"^\S*srun: (?:(?:unrecognized|invalid) option|option .* (?:is ambiguous|requires)).*$", re.MULTILINE
+)
+"""What srun prints about its options, before advice that is the same for all."""
 _RAISED = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception|Exit)\b", re.MULTILINE)
 """The line of a traceback that names the exception."""
 _MOST_WORDS = 200
@@ -151,7 +155,7 @@ def judge(attempt: Attempt, processes: int, returncode: int) -> tuple[OutcomeNam
         failures = {exits.failure for exits in read_exits(attempt.path, processes)}
         if never_met := next((reason for failure, reason in _NEVER_MET.items() if failure in failures), None):
             return "killed", f"no rank was started: {never_met}"
-        if _SIGNALLED in failures or returncode > _SIGNAL_CODES:
+        if _SIGNALLED in failures or (returncode in _SIGNAL_CODES and not was_killed):
             return "killed", f"no rank was started{_last_words(attempt)}"
         if step_failed := _STEP_FAILED.findall(log):
             return "killed", f"no rank was started: {one_line(step_failed[0].decode(errors='replace'), _MOST_WORDS)}"
@@ -245,10 +249,12 @@ def _none_began(attempt: Attempt) -> bool:
 
 
 def _last_words(attempt: Attempt) -> str:
-    """The last exception that was printed, or the last line; empty where nothing was."""
+    """What srun did not know, the last exception that was printed, or the last line; empty where nothing was."""
     printed = attempt.log.read_text(errors="replace").strip() if attempt.log.exists() else ""
     raised = [found.start() for found in _RAISED.finditer(printed)]
     said = printed[raised[-1] :] if raised else printed.rpartition("\n")[2]
+    if misused := _MISUSED.search(printed):
+        said = misused[0]
     return f": {one_line(said, _MOST_WORDS)}" if said else ""
 
 

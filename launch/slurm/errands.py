@@ -251,33 +251,33 @@ def main(arguments: Sequence[str]) -> int:
         return gpu_check(rest)
     try:
         if kind == "head":
-            return _heading(*rest)
+            return _become_step(*rest)
         folder, interface, *words = rest
-        on_node = {"calibration": _calibrating, "gpu-check": _checking}[kind.removesuffix("-on-node")]
+        on_node = {"calibration": _become_calibration, "gpu-check": _become_checks}[kind.removesuffix("-on-node")]
         return on_node(folder, interface or None, words)
     except OSError as error:
         print(f"parallelbench: the nodes can't meet: {error}", file=sys.stderr)
         return 1
 
 
-def _heading(interface: str, nodes: str, *command: str) -> int:
+def _become_step(interface: str, nodes: str, *command: str) -> int:
     """Choose where the nodes meet, then become the step."""
     start = f"{os.environ['SLURM_JOB_ID']}.{os.environ.get('SLURM_RESTART_COUNT', '0')}"
-    meeting = rendezvous.chosen(start, nodes=int(nodes), interface=interface or None)
-    os.execvpe(command[0], command, os.environ | rendezvous.for_step(meeting))
+    meeting = rendezvous.choose(start, nodes=int(nodes), interface=interface or None)
+    os.execvpe(command[0], command, os.environ | rendezvous.to_environment(meeting))
 
 
-def _calibrating(_: str, interface: str | None, words: list[str]) -> int:
+def _become_calibration(_: str, interface: str | None, words: list[str]) -> int:
     """Become the calibration."""
     device_type, run = words[1], from_mapping(msgspec.json.decode(words[2]))
-    meeting = rendezvous.in_step(interface)
+    meeting = rendezvous.from_environment(interface)
     command = command_line(words, run.strategy.processes(run, device_type), meeting, program=CALIBRATION)
     os.execve(command[0], command, environment(run, device_type, os.environ, rendezvous=meeting))
 
 
-def _checking(folder: str, interface: str | None, options: list[str]) -> int:
+def _become_checks(folder: str, interface: str | None, options: list[str]) -> int:
     """The first node checks; the others start their share of what it starts."""
-    meeting = rendezvous.in_step(interface)
+    meeting = rendezvous.from_environment(interface)
     found = {"GLOO_SOCKET_IFNAME": meeting.interface, "NCCL_SOCKET_IFNAME": interface}
     os.environ |= {name: each for name, each in found.items() if each}
     share = ["parallelbench.gpu_check.nodes", folder, str(meeting.node)]

@@ -25,12 +25,11 @@ from launch.attempt.outcome import unsaved
 from launch.attempt.processes import Training, WarmWorkers
 from launch.attempt.signals import action_of, heed, noting
 from launch.attempt.supervisor import Interrupted, NotBegun, carry_out, stoppable, supervise
-from launch.slurm import record, scheduler
+from launch.slurm import record, rendezvous, scheduler
 from launch.slurm.order import holds_back
-from launch.slurm.rendezvous import chosen
 from launch.slurm.sbatch import ENDS_AT, STARTED_AT
 from launch.slurm.scheduler import NoSlurmError, SchedulerError
-from launch.slurm.step import TOLD, Allocation
+from launch.slurm.step import STEP_TERMINATED, Allocation
 from launch.states import saved
 from parallelbench.config.identity import slug
 from parallelbench.errors import ConfigError, StorageError, ends_the_program
@@ -125,6 +124,14 @@ class Job:
         self.preempted = True
         self.warn(left_s)
 
+    def is_in_grace(self) -> bool:
+        """Ask Slurm whether it takes the nodes away, and prepare for that; False also where it gives no answer."""
+        with suppress(SchedulerError):
+            if (ends_at := preempted_at(self.task_id)) is not None:
+                self.preempt(ends_at - time.time())
+                return True
+        return False
+
     @contextmanager
     def leads(self, attempt: Attempt) -> Iterator[None]:
         """Pass a warning on to this attempt, also one that came before it was claimed."""
@@ -172,7 +179,7 @@ def handling_signals(job: Job) -> Iterator[None]:
     def warned(_: signal.Signals) -> None:
         job.warn(job.submission.launcher.signal_delay_s)
 
-    def step_told(_: signal.Signals) -> None:
+    def step_terminated(_: signal.Signals) -> None:
         nonlocal is_silent
         try:  # srun also ends a step whose task has failed
             ends_at = preempted_at(job.task_id)
@@ -185,15 +192,13 @@ def handling_signals(job: Job) -> Iterator[None]:
 
     def terminated(number: signal.Signals) -> None:
         job.save()  # first: Slurm may take as long to answer as it leaves the job
-        with suppress(SchedulerError):
-            # A cancellation tells the steps as well: who has just got no answer doesn't wait for one again.
-            if not is_silent and (ends_at := preempted_at(job.task_id)) is not None:
-                job.preempt(ends_at - time.time())
-                return
+        # A cancellation tells the steps as well: who has just got no answer doesn't wait for one again.
+        if not is_silent and job.is_in_grace():
+            return
         if interrupt is not None:
             interrupt(number)
 
-    with noting([WARNING], warned), noting([TOLD], step_told), noting([signal.SIGTERM], terminated):
+    with noting([WARNING], warned), noting([STEP_TERMINATED], step_terminated), noting([signal.SIGTERM], terminated):
         yield
 
 
@@ -273,6 +278,8 @@ def lead(folder: RunFolder, run: RunConfig, job: Job) -> bool:
         failed = outcome.published is not None and outcome.published.outcome not in PUBLISHED
         return _skip(folder, outcome.reason, ok=not failed)
     say(f"{folder.path.name}: {outcome.outcome}: {outcome.reason}")
+    if outcome.outcome == "killed" and not job.warned:
+        job.is_in_grace()  # the task of a step that is not ready yet dies of the SIGTERM that it should pass on
     if job.preempted and outcome.outcome in ("timeout", "killed"):  # killed: Slurm may signal the ranks as well
         job.left.append(folder.path.name)
     elif job.warned and outcome.outcome == "timeout":
@@ -295,7 +302,7 @@ def train(training: Training, job: Job) -> Outcome:
     run, attempt = training.run, training.attempt
     if run.nodes > 1:
         try:
-            meeting = chosen(job.start, nodes=run.nodes, interface=run.site.network_interface)
+            meeting = rendezvous.choose(job.start, nodes=run.nodes, interface=run.site.network_interface)
         except OSError as error:
             return attempt.finish("error", f"the nodes can't meet: {error}")
         training = replace(training, rendezvous=meeting)

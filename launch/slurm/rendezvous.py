@@ -15,7 +15,7 @@ _MEETING = "PARALLELBENCH_MEETING"
 """Variable of a step: where its tasks meet."""
 
 
-def chosen(start: str, *, nodes: int, interface: str | None) -> Rendezvous:
+def choose(start: str, *, nodes: int, interface: str | None) -> Rendezvous:
     """The first node's part in the rendezvous of a start of a job; `interface`: the site's.
 
     The port is free now. Raises `OSError` where this host has no address for the others.
@@ -25,12 +25,12 @@ def chosen(start: str, *, nodes: int, interface: str | None) -> Rendezvous:
     return Rendezvous(0, nodes, host, free_port(host), start, secret, own)
 
 
-def for_step(meeting: Rendezvous) -> dict[str, str]:
+def to_environment(meeting: Rendezvous) -> dict[str, str]:
     """The variable that tells the tasks of a step where they meet, without the arguments that everybody can see."""
     return {_MEETING: f"{meeting.host}:{meeting.port} {meeting.id} {meeting.secret}"}
 
 
-def in_step(interface: str | None) -> Rendezvous:
+def from_environment(interface: str | None) -> Rendezvous:
     """The part of this task of a step, of as many nodes; `interface`: the site's."""
     address, start, secret = os.environ.pop(_MEETING).split(" ")
     host, _, port = address.rpartition(":")

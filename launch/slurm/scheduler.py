@@ -94,6 +94,10 @@ class NoAnswerError(SchedulerError):
     """A command took longer than `TIMEOUT_S`; asking again would take as long."""
 
 
+class NoControllerError(SchedulerError):
+    """No controller took the connection: it may be started anew."""
+
+
 class NoJob(Enum):
     """Why sbatch has given no job."""
 
@@ -305,7 +309,8 @@ def answer(done: subprocess.CompletedProcess[str]) -> str:
         said = done.stderr or done.stdout or f"exit code {done.returncode}"
         if command[0] == "sbatch":
             raise refusal(said)
-        raise SchedulerError(f"{command[0]}: {explain(said).removeprefix(f'{command[0]}: ')}")
+        kind = NoControllerError if _NO_CONTROLLER in said else SchedulerError
+        raise kind(f"{command[0]}: {explain(said).removeprefix(f'{command[0]}: ')}")
     return done.stderr if "--test-only" in command else done.stdout
 
 

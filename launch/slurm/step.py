@@ -18,9 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launch.attempt.processes import Here, Spawned, Training
+from launch.attempt.signals import heed, rest
 from launch.attempt.supervisor import too_small
-from launch.slurm.rendezvous import for_step, in_step
+from launch.slurm import scheduler
+from launch.slurm.rendezvous import from_environment, to_environment
 from launch.slurm.sbatch import needed_folders, shape_of, step_command
+from launch.slurm.scheduler import NoAnswerError, NoControllerError, SchedulerError
 from parallelbench.config.plugin import plugin_of
 from parallelbench.errors import ConfigError, StorageError, one_line
 from parallelbench.processes import die_with_parent
@@ -37,12 +40,16 @@ if TYPE_CHECKING:
     from parallelbench.results.attempt import AttemptInfo
 
 
-TOLD = signal.SIGUSR1
+STEP_TERMINATED = signal.SIGUSR1
 """What the supervisor gets when the first node's task gets SIGTERM, by which Slurm begins a preemption's grace."""
 ENDING_S = 10.0
 """How long srun may take to end a step: it does so at SIGTERM."""
 LINGER_S = 60.0
 """How long srun may wait for the tasks of other nodes once one has failed: those of a node that is lost never end."""
+AWAY_S = 600.0
+"""How long no controller may answer before a step, as while it is started anew."""
+_PAUSE_S = 2.0
+"""Between two questions to it."""
 SEEN_S = 90.0
 """How long a node waits for an attempt's files, which a file server may show a minute late."""
 _POLL_S = 0.2
@@ -61,7 +68,7 @@ class Allocation:
 
         Raises `ConfigError` where no srun is found.
         """
-        own = {} if training.rendezvous is None else for_step(training.rendezvous)
+        own = {} if training.rendezvous is None else to_environment(training.rendezvous)
         exits = [exits_file(training.attempt.path, node) for node in range(training.run.nodes)]
         return self._step(training, ["ranks", *training.arguments], {**os.environ, **own}, log, exits)
 
@@ -78,6 +85,7 @@ class Allocation:
         exits: Sequence[Path],
     ) -> Step:
         run = training.run
+        _await_controller()
         # As processes know it (`Training.arguments`), which a container has to have by that name.
         results = training.folder.path.resolve().parent
         folders = needed_folders(run.site, results, plugin_of(run))
@@ -87,6 +95,21 @@ class Allocation:
             return Step(command, {**variables, _SUPERVISOR: str(os.getpid()), _CORES: cores}, log, exits)
         except FileNotFoundError:
             raise ConfigError("there is no srun on this node, after the lines of site.modules and site.setup") from None
+
+
+def _await_controller() -> None:
+    """Wait until a controller answers, at most `AWAY_S`: srun gives up seconds after it finds none."""
+    deadline = time.monotonic() + AWAY_S
+    while time.monotonic() < deadline:
+        heed()
+        try:
+            scheduler.ask(["scontrol", "--oneliner", "show", "job", os.environ["SLURM_JOB_ID"]])
+        except (NoControllerError, NoAnswerError):
+            rest(_PAUSE_S)
+        except SchedulerError:
+            return  # which srun will say, too
+        else:
+            return
 
 
 class Step(subprocess.Popen[bytes]):
@@ -138,7 +161,7 @@ def main(arguments: Sequence[str]) -> int:
     node = int(os.environ["SLURM_NODEID"])
     supervisor = int(os.environ.pop(_SUPERVISOR))
     cores = {int(core) for core in os.environ.pop(_CORES).split(",")}
-    _pass_on(node, supervisor)
+    _forward_sigterm(node, supervisor)
     if node == 0:
         with suppress(OSError):  # where Slurm binds steps to fewer cores than jobs
             os.sched_setaffinity(0, cores)
@@ -147,15 +170,15 @@ def main(arguments: Sequence[str]) -> int:
     return _ranks(node, words)
 
 
-def _pass_on(node: int, supervisor: int) -> None:
+def _forward_sigterm(node: int, supervisor: int) -> None:
     """Tell the supervisor, which is on the first node, of each SIGTERM; this process ends with what it has started."""
 
-    def told(*_: object) -> None:
+    def forward(*_: object) -> None:
         if node == 0:
             with suppress(ProcessLookupError):
-                os.kill(supervisor, TOLD)
+                os.kill(supervisor, STEP_TERMINATED)
 
-    signal.signal(signal.SIGTERM, told)
+    signal.signal(signal.SIGTERM, forward)
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # Slurm's warning, which is for the supervisor
 
 
@@ -172,7 +195,7 @@ def _ranks(node: int, words: Sequence[str]) -> int:
                 held.enter_context(own_cores(info.device_type))
                 if (refusal := too_small(run, info.device_type)) is not None:
                     raise ConfigError(refusal)
-            meeting = in_step(run.site.network_interface) if run.nodes > 1 else None
+            meeting = from_environment(run.site.network_interface) if run.nodes > 1 else None
             code = Here().start(Training(folder, run, attempt, info.device_type, meeting), None).wait()
     except (Exception, SystemExit) as error:
         with suppress(StorageError):

@@ -330,7 +330,7 @@ def test_two_nodes_meet_and_measure_the_network(tmp_path: Path) -> None:
     prepared, table = launcher_of(planned.run).prepare(planned), tmp_path / "table.parquet"
     own = ["calibration-on-node", str(tmp_path), "lo", *calibration_arguments(prepared, table)]
     program = ["-m", "launch.slurm.errands", *own]
-    meeting = rendezvous.for_step(rendezvous.chosen("7.0", nodes=2, interface="lo"))
+    meeting = rendezvous.to_environment(rendezvous.choose("7.0", nodes=2, interface="lo"))
     nodes = [
         subprocess.Popen(
             [sys.executable, *program],

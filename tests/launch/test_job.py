@@ -16,7 +16,7 @@ from launch.attempt.signals import heed
 from launch.attempt.supervisor import Interrupted, stoppable
 from launch.slurm import job, record, scheduler
 from launch.slurm.sbatch import slurm
-from launch.slurm.step import TOLD
+from launch.slurm.step import STEP_TERMINATED
 from launch.sweep import one_run
 from parallelbench.results.attempt import Attempt, Outcome
 from parallelbench.results.folder import RunFolder
@@ -237,7 +237,7 @@ def test_what_a_step_was_told_stops_a_run_only_where_slurm_takes_the_nodes(
     monkeypatch.setattr(job, "_PAUSE_S", 0.01)
     mine = job.Job(record.read(path))
     with stoppable(), job.handling_signals(mine), mine.leads(attempt):
-        os.kill(os.getpid(), TOLD)
+        os.kill(os.getpid(), STEP_TERMINATED)
         heed()
     assert (attempt.stop_requested(), mine.preempted) == (asked_to_stop, preempted)
 

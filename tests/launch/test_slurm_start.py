@@ -69,8 +69,8 @@ def test_nodes_do_not_meet_where_only_one_of_them_can_be_reached(
         assert rendezvous.address_of(None, nodes=2) == route
     else:
         with pytest.raises(OSError, match=r"other nodes can't reach: set site\.network_interface"):
-            rendezvous.chosen("1.0", nodes=2, interface=None)
-    assert rendezvous.chosen("1.0", nodes=1, interface=None).host == "127.0.1.1"
+            rendezvous.choose("1.0", nodes=2, interface=None)
+    assert rendezvous.choose("1.0", nodes=1, interface=None).host == "127.0.1.1"
     assert rendezvous.address_of("lo", nodes=2) == "127.0.0.1"
 
 
@@ -114,14 +114,14 @@ def test_a_host_whose_name_has_no_address_says_what_to_set(monkeypatch: pytest.M
 
     monkeypatch.setattr(socket, "gethostbyname", unknown)
     with pytest.raises(OSError, match=r"this host's name \(.+\) has no address: set site\.network_interface"):
-        rendezvous.chosen("1.0", nodes=2, interface=None)
+        rendezvous.choose("1.0", nodes=2, interface=None)
 
 
 def test_a_node_of_a_step_knows_what_the_first_one_chose(monkeypatch: pytest.MonkeyPatch) -> None:
-    meeting = rendezvous.chosen("7.1", nodes=2, interface="lo")
-    for name, value in {**rendezvous.for_step(meeting), "SLURM_NODEID": "1", "SLURM_NTASKS": "2"}.items():
+    meeting = rendezvous.choose("7.1", nodes=2, interface="lo")
+    for name, value in {**rendezvous.to_environment(meeting), "SLURM_NODEID": "1", "SLURM_NTASKS": "2"}.items():
         monkeypatch.setenv(name, value)
-    assert rendezvous.in_step("lo") == replace(meeting, node=1)
+    assert rendezvous.from_environment("lo") == replace(meeting, node=1)
     assert "PARALLELBENCH_MEETING" not in os.environ, "what ranks start does not inherit the secret"
 
 

@@ -46,9 +46,15 @@ def on_node(node: int, monkeypatch: pytest.MonkeyPatch) -> None:
     meeting = Rendezvous(0, 2, "127.0.0.1", 1, "x.17.0", "secret")
     surroundings = {"SLURM_NODEID": str(node), "SLURM_NTASKS": "2"}
     cores = ",".join(map(str, os.sched_getaffinity(0)))
-    surroundings |= {step._SUPERVISOR: str(os.getpid()), step._CORES: cores, **rendezvous.for_step(meeting)}
+    surroundings |= {step._SUPERVISOR: str(os.getpid()), step._CORES: cores, **rendezvous.to_environment(meeting)}
     for name, value in surroundings.items():
         monkeypatch.setenv(name, value)
+
+
+def in_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, srun: str) -> None:
+    """Be the batch script of a job, where this is what srun does."""
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    programs(tmp_path / "bin", monkeypatch, srun=srun, scontrol="exit 0")
 
 
 @pytest.fixture(autouse=True)
@@ -92,11 +98,11 @@ def test_a_node_that_does_not_see_the_attempt_says_so(
 
 def test_a_sigterm_to_the_first_node_reaches_the_supervisor_and_no_others_do() -> None:
     told: list[int] = []
-    signal.signal(step.TOLD, lambda number, _: told.append(number))
+    signal.signal(step.STEP_TERMINATED, lambda number, _: told.append(number))
     for node in (1, 0):
-        step._pass_on(node, os.getpid())
+        step._forward_sigterm(node, os.getpid())
         os.kill(os.getpid(), signal.SIGTERM)
-        assert told == ([step.TOLD] if node == 0 else [])
+        assert told == ([step.STEP_TERMINATED] if node == 0 else [])
 
 
 def test_a_single_process_that_is_killed_is_known_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +124,7 @@ def test_the_end_of_a_step_is_that_of_its_tasks(tmp_path: Path, monkeypatch: pyt
     """SIGTERM makes srun end them; one that does not answer is killed."""
     run = run_in(tmp_path)
     attempt = attempt_of(run)
-    programs(tmp_path / "bin", monkeypatch, srun=f"trap 'echo ended > {tmp_path}/ended; exit' TERM; sleep 60 & wait")
+    in_job(tmp_path, monkeypatch, srun=f"trap 'echo ended > {tmp_path}/ended; exit' TERM; sleep 60 & wait")
     training = Training(RunFolder.of(run), run, attempt, "cpu")
     with (tmp_path / "log").open("wb") as log:
         started = Allocation().start(training, log)
@@ -155,9 +161,38 @@ def test_the_nodes_of_a_step_are_told_where_to_meet_in_no_arguments(
     """Everybody on a node can read those."""
     run = run_in(tmp_path, *TWO)
     attempt = attempt_of(run)
-    programs(tmp_path / "bin", monkeypatch, srun=f'echo "$@" > {tmp_path}/words; env > {tmp_path}/variables')
-    meeting = rendezvous.chosen("x.17.0", nodes=2, interface="lo")
+    in_job(tmp_path, monkeypatch, srun=f'echo "$@" > {tmp_path}/words; env > {tmp_path}/variables')
+    meeting = rendezvous.choose("x.17.0", nodes=2, interface="lo")
     with (tmp_path / "log").open("wb") as log:
         assert Allocation().start(Training(RunFolder.of(run), run, attempt, "cpu", meeting), log).wait() == 0
     assert meeting.secret not in (tmp_path / "words").read_text()
     assert f"127.0.0.1:{meeting.port} x.17.0 {meeting.secret}" in (tmp_path / "variables").read_text()
+
+
+def test_a_step_of_which_a_node_has_failed_ends_though_srun_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For the task of a node that is lost, which never ends."""
+    monkeypatch.setattr(step, "LINGER_S", 0.0)
+    monkeypatch.setattr(step, "HEARTBEAT_S", 0.0)
+    exits = [tmp_path / "exits-node0.json", tmp_path / "exits-node1.json"]
+    waiting = Step(["sleep", "600"], os.environ, None, exits)
+    assert waiting.poll() is None
+    exits[0].touch()
+    while waiting.poll() is None:
+        pass
+    assert waiting.returncode == -signal.SIGTERM
+
+
+def test_a_step_is_begun_once_a_controller_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """srun gives up seconds after it finds none, and the run would be over."""
+    run = run_in(tmp_path)
+    attempt = attempt_of(run)
+    in_job(tmp_path, monkeypatch, srun="exit 0")
+    away = f"echo >> {tmp_path}/asked; [ $(wc -l < {tmp_path}/asked) -ge 3 ] || "
+    away += '{ echo "slurm_load_jobs error: Unable to contact slurm controller (connect failure)" >&2; exit 1; }'
+    programs(tmp_path / "bin", monkeypatch, scontrol=away)
+    monkeypatch.setattr(step, "_PAUSE_S", 0.0)
+    with (tmp_path / "log").open("wb") as log:
+        assert Allocation().start(Training(RunFolder.of(run), run, attempt, "cpu"), log).wait() == 0
+    assert (tmp_path / "asked").read_text() == "\n" * 3

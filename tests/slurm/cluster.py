@@ -35,7 +35,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -145,6 +145,19 @@ class Cluster:
         if noticed:
             self.run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=lost")
 
+    @contextlib.contextmanager
+    def frozen_node(self, node: str) -> Iterator[None]:
+        """Stop a node and all that its jobs run, as if it hung: connections stay open, and nothing answers."""
+        frozen = daemons.of_node(self.folder, node=node)
+        for process in frozen:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.suspend()
+        try:
+            yield
+        finally:
+            self.crash_node(node)
+            self.start(node)
+
     def wait_saved(self) -> None:
         """Wait until the controller saves its state again, which it does up to five seconds after a change.
 
@@ -182,12 +195,16 @@ class Cluster:
             if daemons.find(name, folder=self.folder) is None:
                 self.start(name)
         self.run("scancel", f"--user={os.geteuid()}")
+        self.resume_drained()
+        self.wait_nodes_idle()
+
+    def resume_drained(self) -> None:
+        """Do what an administrator does about nodes whose slurmd could not end a job in time."""
         for node, state in self.node_states().items():
             if "drain" in state:  # its slurmd could not end a job in time
                 daemons.end_jobs(self.folder, node=node)
                 self.start(node)
                 self.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
-        self.wait_nodes_idle()
 
     # --- looking at it
 

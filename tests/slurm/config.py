@@ -36,6 +36,8 @@ class Options:
     """The id of the first job; by default one that no other cluster of this machine is likely to use."""
     max_array_size: int = 1001
     """One more than the highest index of an array; 1001 is Slurm's own default."""
+    slurmd_timeout_s: int = 10
+    """How long a node may be silent until the controller takes it for dead; Slurm's own default is 300 s."""
     wckeys: bool = False
     """Whether jobs have workload characterization keys, of which users may use their own only; needs accounting."""
 
@@ -102,7 +104,7 @@ def slurm_conf(options: Options, ports: Ports, *, folder: Path, host: str, first
         # were too few once.
         "KillWait=15",
         "MessageTimeout=5",
-        "SlurmdTimeout=10",
+        f"SlurmdTimeout={options.slurmd_timeout_s}",
         "JobAcctGatherType=jobacct_gather/linux",
         "JobAcctGatherFrequency=task=5",
         *([] if options.constrain_ram else ["JobAcctGatherParams=OverMemoryKill"]),

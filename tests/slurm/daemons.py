@@ -98,6 +98,11 @@ def end_jobs(folder: Path, *, node: str | None = None) -> None:
         end(found)
 
 
+def of_node(folder: Path, *, node: str) -> list[psutil.Process]:
+    """A node's daemon, and all that jobs run there."""
+    return list(_left_behind(folder, node=node))
+
+
 def _left_behind(folder: Path, *, node: str | None) -> Iterator[psutil.Process]:
     for process in psutil.process_iter():
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -67,7 +68,8 @@ class Sweep:
         """`submit`, however it ends; `path` goes before where Slurm is, and the `patient` ask it more than once."""
         env = self.cluster.env | ({"PATH": f"{path}:{self.cluster.env['PATH']}"} if path else {})
         program = ["-m", "parallelbench.cli"] if patient else ["-c", IMPATIENT]
-        options = ("launcher=slurm", "site=local_cluster", f"results={self.results}", *more)
+        site = () if any(each.startswith("site=") for each in self.arguments) else ("site=local_cluster",)
+        options = ("launcher=slurm", *site, f"results={self.results}", *more)
         command = [sys.executable, *program, "submit", *self.arguments, *options]
         return subprocess.run(command, env=env, capture_output=True, text=True)
 
@@ -207,6 +209,15 @@ class Sweep:
         return [process for process in working_on(self.results) if is_alive(process)]
 
 
+def stand_in(cluster: Cluster, folder: Path, name: str, script: str) -> Path:
+    """Put a script of bash's into a folder that goes before PATH; in it, `$REAL` is the program of that name."""
+    folder.mkdir(exist_ok=True)
+    path = folder / name
+    path.write_text(f"#!/bin/bash\nREAL={shutil.which(name, path=cluster.env['PATH'])}\n{script}\n")
+    path.chmod(0o755)
+    return path
+
+
 def events(attempt: Attempt) -> Counter[str]:
     """How often rank 0 has said what."""
     entries = read_entries(attempt.path / "journal-rank0.jsonl")
@@ -216,3 +227,9 @@ def events(attempt: Attempt) -> Counter[str]:
 def times_finished(run: RunFolder) -> int:
     """How often training reached its end, over all attempts."""
     return sum(events(attempt)["finished"] for attempt in run.attempts())
+
+
+def learned(run: RunFolder) -> list[tuple[object, ...]]:
+    """Losses and accuracies of each epoch."""
+    columns = ["epoch", "train_loss", "train_accuracy", "test_loss", "test_accuracy"]
+    return pl.read_parquet(run.result / "epochs.parquet").select(columns).rows()

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -198,31 +196,6 @@ def test_the_report_follows_the_runs(sweeps: Sweeps) -> None:
     sweeps.until_queue_is_empty()
     sweeps.cluster.run("scontrol", "delete", "PartitionName=brief")
     assert str(page) in "".join(file.read_text() for file in log).replace("\n", "")
-
-
-def test_a_run_trains_in_a_container(sweeps: Sweeps, tmp_path: Path) -> None:
-    """A stand-in for Apptainer: it remembers what it was asked, and starts the program as it is."""
-    (tmp_path / "conf" / "site").mkdir(parents=True)
-    (tmp_path / "conf" / "site" / "boxed.yaml").write_text(
-        "defaults: [local_cluster, _self_]\nname: boxed\n"
-        f"container: {{runtime: apptainer, image: /images/bench.sif, python: {tmp_path}/bin/inside}}\n"
-    )
-    sweeps.sbatch('exec $REAL "$@"')  # makes the folder that goes before Slurm's in PATH
-    drop = "while [[ $1 != */inside ]]; do shift; done; shift"
-    programs = {
-        "apptainer": f'echo "$@" >> {tmp_path}/asked; {drop}; exec inside "$@"',
-        "inside": f'exec {sys.executable} "$@"',
-    }
-    for name, text in programs.items():
-        (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{text}\n")
-        (tmp_path / "bin" / name).chmod(0o755)
-    arguments = ("--conf", str(tmp_path / "conf"), "site=boxed")
-    code, text = sweeps.submit(*arguments)
-    assert code == 0, text
-    sweeps.until_done()
-    asked = (tmp_path / "asked").read_text()
-    assert asked.startswith(f"exec --nv --bind {sweeps.adhoc}:{sweeps.adhoc} ")
-    assert " /images/bench.sif " in asked
 
 
 def test_following_a_run_ends_with_it(sweeps: Sweeps) -> None:
