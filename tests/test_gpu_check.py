@@ -346,7 +346,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunConfig, Attem
 STAND_IN = """#!{python} -S
 import json, os, socket, sys
 
-asked = socket.socket(fileno=int(sys.argv[3]))
+asked = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+asked.connect(chr(0) + sys.argv[3])
 while (received := socket.recv_fds(asked, 65536, 1))[0]:
     for log in received[1]:
         os.close(log)

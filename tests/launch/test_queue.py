@@ -37,9 +37,9 @@ TIMEOUT = State("failed", Outcome(outcome="timeout", reason="too slow", finished
 def test_a_job_knows_its_own_attempts_although_ids_are_given_out_again(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     own, other = submission(), submission()
-    mine = Job(own, id="5", restarts=1, task=0, node=0)
-    first = folder.claim(job=Job(own, id="5", restarts=0, task=0, node=0).start)
-    second = folder.claim(job=Job(other, id="5", restarts=0, task=0, node=0).start)
+    mine = Job(own, id="5", restarts=1, task=0)
+    first = folder.claim(job=Job(own, id="5", restarts=0, task=0).start)
+    second = folder.claim(job=Job(other, id="5", restarts=0, task=0).start)
     assert first is not None
     assert second is not None
     assert (mine.began(first), mine.began(second)) == (True, False)

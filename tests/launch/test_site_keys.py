@@ -20,7 +20,7 @@ from launch.slurm.submit import prepare_for_site
 from launch.sweep import expand, one_run
 from parallelbench.errors import ConfigError
 from tests.faults import fault
-from tests.launch.fake_slurm import ON_SITE, FakeSlurm, group
+from tests.launch.fake_slurm import ON_SITE, FakeSlurm, group, of_sbatch
 
 NORMAL = Partition("normal", True, "up", None, 2, 8, 11_000, "gpu:a100:4", "")
 SHORT = Partition("short", False, "up", 30, 2, 16, 11_000, "gpu:a100:2", "")
@@ -61,13 +61,13 @@ def said(cluster: Cluster, asked: JobGroup) -> tuple[list[str], list[str]]:
         ("site.sbatch={spread-job: true}", "--spread-job"),
     ],
 )
-def test_a_sites_key_reaches_sbatch_and_srun(override: str, line: str, results: Path) -> None:
+def test_a_sites_key_reaches_every_job(override: str, line: str, results: Path) -> None:
     key = line.partition("=")[0]
     lines = group(results, override).job.script().splitlines()
     assert f"#SBATCH {line}" in lines
     assert not [other for other in group(results).job.script().splitlines() if key in other and "nodes" not in key]
     run = one_run([*ON_SITE, f"results={results}", override]).run
-    assert line.replace("'", "") in errand(run, shape_of(run, "cpu"), results, "x", minutes=1).srun()
+    assert f"#SBATCH {line}" in errand(run, shape_of(run, "cpu"), results, "x", minutes=1).script().splitlines()
 
 
 @pytest.mark.cases("error")
@@ -92,9 +92,9 @@ def test_every_option_of_a_job_is_known_as_the_suites(results: Path) -> None:
     sets = ["site.mail_user=me", BOTH, "site.exclusive=true", "site.nice=1", "site.gpu_type=a100"]
     sets += ["launcher.pack=false"]
     batch, run = group(results, *sets), one_run([*ON_SITE, f"results={results}", *sets]).run
-    written = [line.partition(" ")[2] for line in batch.job.script(2).splitlines() if line.startswith("#SBATCH")]
-    written += [line.partition(" ")[2] for line in report_script(run, ["7"]).splitlines() if line.startswith("#SBATCH")]
-    written += errand(run, shape_of(run, "cpu"), results, "x", minutes=1).srun()
+    measured = errand(run, shape_of(run, "cpu"), results, "x", minutes=1)
+    scripts = batch.job.script(2), report_script(run, ["7"]), measured.script()
+    written = [option for script in scripts for option in of_sbatch(script)]
     options = {word.partition("=")[0] for word in written if word.startswith("--")}
     assert len(options) > 15
     assert {option.removeprefix("--") for option in options} <= OWN.keys()
