@@ -131,7 +131,7 @@ class Grammar:
 
     def on_folder(self) -> Command:
         """A verb that reads a folder, whole or corrupted."""
-        verb = self._draw.choices(ON_FOLDERS, (8, 4, 2, 2, 1, 1, 1))[0]
+        verb = self._draw.choices(ON_FOLDERS, (8, 4, 2, 2, 1, 1))[0]
         folders = [self._draw.choice(self._folders)]
         options = self._options(0.15)
         if verb == "compare":
