@@ -67,7 +67,7 @@ class Job:
     restarts: int = field(default_factory=lambda: int(os.environ.get("SLURM_RESTART_COUNT", "0")))
     task: int = field(default_factory=lambda: int(os.environ.get("SLURM_ARRAY_TASK_ID", "0")))
     ends_at: float | None = field(default_factory=lambda: float(os.environ.get(ENDS_AT, "0")) or None)
-    """When Slurm ends it, Unix time, s; None: not known, as in jobs that an older release submitted."""
+    """When Slurm ends it, Unix time, s; None: not known."""
     warned: bool = False
     """Whether Slurm has warned of the time limit, or of a preemption."""
     preempted: bool = False

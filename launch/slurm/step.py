@@ -130,7 +130,7 @@ class Step(subprocess.Popen[bytes]):
         )
 
     def poll(self) -> int | None:
-        """As ever; but a step of which a node has failed is ended, in which srun waits for tasks of a lost node."""
+        """The exit code; ends a step `LINGER_S` after a node of it has failed, since tasks of a lost node never end."""
         now = time.monotonic()
         if self.returncode is None and now > self._looks_at:
             self._looks_at = now + HEARTBEAT_S
